@@ -1,0 +1,45 @@
+# Everything runs from .venv, which `make env` sets up (and keeps up to date) on a bare machine with Python 3.11.
+MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell $(p) -c 'print(1)' 2>/dev/null),$(p))) python3)
+BIN := .venv/bin
+CORES := $(shell nproc)
+MODEL ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+# Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
+export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
+
+.PHONY: help env demo test check format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: ## create or update .venv (about 5 minutes the first time, then at once)
+	@$(PYTHON) env/bootstrap.py
+
+demo: env ## train a small model with and without slipstream and compare (MODEL=path for your own)
+	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
+	@$(BIN)/pytest --durations=15 --session-timeout=2700 $(PYTEST_ARGS)
+
+check: env ## lint, formatting and types
+	@echo "check: ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@echo "check: mypy (about a minute the first time)"
+	@MYPYPATH=.venv/typing $(BIN)/mypy -p slipstream.core -p slipstream.triton_kernels -p slipstream.plugins -p hydra_plugins
+	@MYPYPATH=env $(BIN)/mypy env/*.py
+
+format: env ## rewrite the sources in the project's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove build outputs and .venv (the shared package cache stays)
+	rm -rf .venv build dist outputs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""The ``slipstream`` command."""
+
+from slipstream.core.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,89 @@
+"""Command line of ``slipstream``: arguments and exit statuses; the work is done in the module of each command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from slipstream.core import __version__
+
+app = typer.Typer(
+    help="Faster weight sync, rollout and placement for existing RL post-training runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; errors print one message, with ``--debug`` the traceback.
+
+    :param arguments: without the program name; None takes those of the process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(arguments, prog_name="slipstream")
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        named = str(error) if type(error).__module__.startswith("slipstream.") else f"{type(error).__name__}: {error}"
+        print(f"error: {named}\n(slipstream --debug shows the traceback)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"slipstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Options that come before the command; `main` reads ``--debug`` itself."""
+
+
+@app.command()
+def config(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Hydra overrides, as on the training command line."),
+    ] = None,
+    framework: Annotated[str, typer.Option(help="Compose this framework's config; default: an installed one.")] = "",
+    config_name: Annotated[str, typer.Option(help="The framework's primary config; default: its usual one.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the resolved slipstream node of a training command line."""
+    from slipstream.core.cli import config as command
+
+    command.run(overrides or [], framework, config_name, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    plain: Annotated[bool, typer.Option("--plain", help="Print plain text without colour.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that slipstream fits what is installed here; exit status 1 when a seam is broken."""
+    from slipstream.core.cli import doctor as command
+
+    raise typer.Exit(command.run(plain=plain, as_json=as_json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(
+    context: typer.Context,
+    framework: Annotated[str, typer.Option(help="Whose demo; default: the first that has one.")] = "",
+    model: Annotated[str, typer.Option(help="Model name or path; default: the demo's own.")] = "",
+) -> None:
+    """Run a framework's demo; other arguments are passed on to it."""
+    from slipstream.core.cli import demo as command
+
+    raise typer.Exit(command.run(framework, model or None, context.args))

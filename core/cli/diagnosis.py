@@ -1,0 +1,75 @@
+"""What ``slipstream doctor`` finds out, as data."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+
+from slipstream.core.config import parse_config
+from slipstream.core.hooks import Engine, Framework, plugins
+from slipstream.core.seams import SeamResult, check, installed_version
+
+
+@dataclass(frozen=True)
+class AdapterDiagnosis:
+    """The seam table of one adapter in this environment."""
+
+    kind: str
+    """``framework`` or ``engine``."""
+
+    name: str
+    """The adapter's name."""
+
+    version: str | None
+    """Installed version of what it adapts, or None."""
+
+    results: tuple[SeamResult, ...]
+    """The rows of the seam table; empty when it is not installed."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether a seam of an installed framework or engine is broken."""
+        return any(result.broken for result in self.results)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The whole report."""
+
+    hydra_problem: str | None
+    """Why ``+slipstream=sync`` would not work on a Hydra command line, or None when it works."""
+
+    adapters: tuple[AdapterDiagnosis, ...]
+    """Frameworks first, then engines."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that is installed can be used."""
+        return self.hydra_problem is None and not any(adapter.broken for adapter in self.adapters)
+
+
+def diagnose() -> Diagnosis:
+    """Check Hydra's discovery and the seams of each registered adapter; imports what it checks."""
+    known = plugins()
+    with contextlib.redirect_stdout(sys.stderr):  # frameworks greet at import
+        frameworks = [_diagnose("framework", adapter) for adapter in known.frameworks().values()]
+        engines = [_diagnose("engine", adapter) for adapter in known.engines().values()]
+        return Diagnosis(_hydra_problem(), (*frameworks, *engines))
+
+
+def _diagnose(kind: str, adapter: Framework | Engine) -> AdapterDiagnosis:
+    version = installed_version(adapter.distribution)
+    results = () if version is None else tuple(check(adapter.seams()))
+    return AdapterDiagnosis(kind, adapter.name, version, results)
+
+
+def _hydra_problem() -> str | None:
+    """Compose the override that users type: discovery can fail without any error."""
+    from slipstream.core.cli.compose import compose_node
+
+    try:
+        parse_config(compose_node(["+slipstream=sync"]))
+    except Exception as error:
+        return f"{error}"
+    return None

@@ -1,0 +1,21 @@
+"""slipstream's configuration: one validated schema for every front end, and the Hydra groups that fill it.
+
+The same ``slipstream`` node means the same thing on a Hydra command line, in an argparse front end and in the
+environment variable that carries it to the processes of a run.
+"""
+
+from slipstream.core.config.errors import ConfigError
+from slipstream.core.config.node import SLIPSTREAM_NODE, from_environment, from_json, parse_config, to_json, to_mapping
+from slipstream.core.config.schema import SlipstreamConfig, WeightSyncConfig
+
+__all__ = [
+    "SLIPSTREAM_NODE",
+    "ConfigError",
+    "SlipstreamConfig",
+    "WeightSyncConfig",
+    "from_environment",
+    "from_json",
+    "parse_config",
+    "to_json",
+    "to_mapping",
+]

@@ -1,0 +1,61 @@
+"""The schema of the ``slipstream`` node: frozen dataclasses that validate themselves when they are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from slipstream.core.config.fields import above, at_least, convert_fields, only
+
+
+@dataclass(frozen=True)
+class WeightSyncConfig:
+    """How trained weights reach the rollout engines (``slipstream.weight_sync``)."""
+
+    node_path: ClassVar[str] = "slipstream.weight_sync"
+
+    mode: Literal["delta", "dense", "native"] = "native"
+    """``delta`` ships what changed since the last acknowledged sync, ``dense`` ships every element over the same
+    acknowledged path, ``native`` leaves the framework's own path untouched."""
+
+    level: int = field(default=0, metadata=only(0, because="codec level 0 is the only one in this version"))
+    """Codec level of a delta."""
+
+    snapshot: Literal["host", "device"] = "host"
+    """Where the trainer keeps the last acknowledged weights."""
+
+    timeout_seconds: float = field(default=300.0, metadata=above(0))
+    """A sync whose acknowledgements do not arrive in this time raises."""
+
+    chunk_megabytes: int = field(default=64, metadata=above(0))
+    """Largest piece that is sent at once, in MiB."""
+
+    audit_every: int = field(default=0, metadata=at_least(0))
+    """Every so many syncs the engine is also loaded densely by its own loader and the checksums must agree;
+    0 switches the audit off."""
+
+    verify_every: int = field(default=16, metadata=at_least(0))
+    """Every so many syncs the workers recompute their fingerprints from memory instead of carrying them forward with
+    the changes; 0 only after dense seeds."""
+
+    strict_seams: bool = True
+    """Raise when a patch point of the framework or the engine does not look as expected; false only warns."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+
+
+@dataclass(frozen=True)
+class SlipstreamConfig:
+    """The whole ``slipstream`` node."""
+
+    node_path: ClassVar[str] = "slipstream"
+
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+    """How trained weights reach the rollout engines."""
+
+    events: str | None = None
+    """Path of the event log that every process of the run appends to, or None for no log."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)

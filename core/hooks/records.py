@@ -1,0 +1,106 @@
+"""The records that provider hooks return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.seams import SeamTable
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Turns the changes of a tensor into bytes and back."""
+
+    name: str
+    """Unique among codecs."""
+
+    level: int
+    """The number that ``slipstream.weight_sync.level`` selects it by; a higher level is smaller and slower."""
+
+    encode: Callable[..., Any]
+    """Encodes one block of changes."""
+
+    decode: Callable[..., Any]
+    """Inverse of `encode`."""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Carries frames from the trainer to the engine workers."""
+
+    name: str
+    """Unique among transports."""
+
+    open: Callable[..., Any]
+    """Opens one end of a link."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Proposes tokens for speculative decoding."""
+
+    name: str
+    """Unique among drafters; the value of ``slipstream/drafter``."""
+
+    factory: Callable[..., Any]
+    """Builds the drafter of one engine replica."""
+
+
+@dataclass(frozen=True)
+class RoutingPolicy:
+    """Decides which replica serves a request, and when."""
+
+    name: str
+    """Unique among routing policies; the value of ``slipstream/router``."""
+
+    factory: Callable[..., Any]
+    """Builds the policy of one run."""
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """Decides which stage runs on which workers."""
+
+    name: str
+    """Unique among schedulers; the value of ``slipstream/placement``."""
+
+    factory: Callable[..., Any]
+    """Builds the scheduler of one cluster."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A rollout engine that slipstream has an adapter for."""
+
+    name: str
+    """Unique among engines, for example ``"vllm"``."""
+
+    distribution: str | tuple[str, ...]
+    """The distribution it is installed as; several when builds are published under different names."""
+
+    seams: Callable[[], SeamTable]
+    """Returns the adapter's seam table; must not import the engine."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A training framework that slipstream has an adapter for."""
+
+    name: str
+    """Unique among frameworks, for example ``"verl"``."""
+
+    distribution: str | tuple[str, ...]
+    """The distribution it is installed as; several when builds are published under different names."""
+
+    seams: Callable[[], SeamTable]
+    """Returns the adapter's seam table; must not import the framework."""
+
+    demo: Callable[..., int | None] | None = None
+    """Runs ``slipstream demo``: called with ``model`` (a name, a path or None) and ``arguments`` (a list with the
+    rest of the command line); returns the exit status. None when the adapter has no demo."""
+
+    hydra_config: str | None = None
+    """The framework's primary Hydra config as ``"package:name"``, for example ``"verl.trainer.config:ppo_trainer"``;
+    ``slipstream config`` composes it. None when the framework does not use Hydra."""

@@ -1,0 +1,118 @@
+"""Control messages of one sync, in the order they are exchanged.
+
+subscriber                         publisher
+Hello      ───────────────────────►            who, which version, which checkpoint table it knows
+           ◄───────────────────────  Table     only when the subscriber does not know the table yet
+Layout     ───────────────────────►            only after a Table
+           ◄───────────────────────  Begin, then its frames
+Applied    ───────────────────────►            written, not yet final; or Failed, written nothing
+           ◄───────────────────────  Commit    every worker of every rank applied; or Abort: undo
+Done       ───────────────────────►
+           ◄───────────────────────  the frames of an audit, if Commit announced one
+Audited    ───────────────────────►
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from slipstream.core.weights.layout import TensorLayout
+from slipstream.core.weights.tensors import TensorSpec
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """A worker reports for a sync."""
+
+    worker: str
+    """Name for messages, such as `replica 0 rank 1`."""
+    run: int | None
+    """Publisher run whose weights it holds; None before a seed or after they were lost."""
+    version: int | None
+    table: str | None
+    """Digest of the checkpoint table its layout was recorded for."""
+
+
+class Table(msgspec.Struct, tag=True, frozen=True):
+    """The checkpoint table: what the trainer sends, in order."""
+
+    specs: tuple[TensorSpec, ...]
+
+
+class Layout(msgspec.Struct, tag=True, frozen=True):
+    """What the worker holds of each tensor of the table."""
+
+    tensors: tuple[TensorLayout, ...]
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True):
+    """An update follows in `frames` frames."""
+
+    run: int
+    base: int | None
+    """Version the changes start from; None for a dense seed."""
+    target: int
+    frames: int
+    verify: bool
+    """Recompute the fingerprints from memory instead of carrying them forward."""
+
+
+class Applied(msgspec.Struct, tag=True, frozen=True):
+    """The update is in the worker's memory and can still be undone."""
+
+    fingerprints: bytes
+    """uint64[tensors], little-endian: one fingerprint a tensor, 0 where the worker maps nothing."""
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The update was not applied; the worker holds what it held before."""
+
+    error: str
+    traceback: str
+
+
+class Commit(msgspec.Struct, tag=True, frozen=True):
+    """The update is final. `audit_frames` frames with the whole checkpoint follow when it is not 0."""
+
+    audit_frames: int
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """Undo the update, or do not start it."""
+
+    reason: str
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    """The worker now holds `version` for good."""
+
+    version: int
+
+
+class Audited(msgspec.Struct, tag=True, frozen=True):
+    """Outcome of comparing the engine's checksums with those after a dense load by its own loader."""
+
+    compared: int
+    different: tuple[str, ...]
+
+
+Message = Hello | Table | Layout | Begin | Applied | Failed | Commit | Abort | Done | Audited
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Message to bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Bytes to message.
+
+    Raises:
+        ValueError: not a message of this protocol version.
+    """
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"not a weight-sync message ({error}); trainer and engine must run the same slipstream version"
+        ) from error

@@ -1,0 +1,188 @@
+"""Record an engine's layout by running its own loader on tensors that have no storage.
+
+The loader is the only complete description of how a checkpoint becomes engine memory. It is run once on probes on
+the meta device under a `TorchDispatchMode`; each `copy_` from a view of a probe into engine memory is noted with both
+views (offset, strides, shape), and nothing is executed. The map is therefore exact for fused QKV, gate_up,
+tensor-parallel and vocabulary shards of any rank, costs milliseconds and moves no
+data. Idea: WeightBridge (arXiv 2609.25442); vLLM #53751 discusses the copies-as-contract property it relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slipstream.core.weights.layout import Fill, LayoutMap, Piece, TensorLayout, flat_bits
+from slipstream.core.weights.tensors import TensorSpec, dtype_name
+from slipstream.triton_kernels import Box, as_bits, normalise
+
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+
+_FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
+
+
+def record_layout(
+    load_weights: LoadWeights, specs: Iterable[TensorSpec], transformed: Iterable[torch.Tensor] = ()
+) -> LayoutMap:
+    """Run `load_weights` on probes of `specs` and return the layout it implies.
+
+    Args:
+        load_weights: the engine's own loader; takes (name, tensor) pairs. It must not keep the tensors.
+        specs: the checkpoint tensors as the trainer will send them.
+        transformed: engine tensors whose memory is no longer in checkpoint form (repacked or quantised after loading);
+            everything that writes to one of them takes the loader path.
+
+    Raises:
+        Exception: whatever the engine's loader raises for names or shapes it does not accept.
+    """
+    specs = tuple(specs)
+    probes = {spec.name: torch.empty(spec.shape, dtype=spec.torch_dtype, device="meta") for spec in specs}
+    if len(probes) != len(specs):
+        raise ValueError("duplicate tensor names in the checkpoint table; each name must appear once")
+    recorder = _Recorder(probes, transformed)
+    with torch.no_grad(), recorder:
+        load_weights(recorder.feed(specs))
+    return recorder.layout(specs)
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every write of the loader and executes none."""
+
+    def __init__(self, probes: dict[str, torch.Tensor], transformed: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._probes = probes
+        self._owner = {_storage_key(probe): name for name, probe in probes.items()}
+        self._derived: list[torch.Tensor] = []  # kept alive so that storage keys stay unique
+        self._transformed = {_storage_key(t) for t in transformed}
+        self._current = ""
+        self.copies: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in probes}
+        self.fills: list[Fill] = []
+        self.reasons: dict[str, str] = {}
+        self.opaque: list[torch.Tensor] = []
+
+    def feed(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the probes, remembering which one the loader is working on."""
+        for spec in specs:
+            self._current = spec.name
+            yield spec.name, self._probes[spec.name]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = _written_argument(func, args, kwargs)
+        if written is not None and not written.is_meta:
+            self._write(func, written, args, kwargs)
+            return written
+        sources = {self._owner[k] for k in map(_storage_key, _tensors(args, kwargs)) if k in self._owner}
+        if not sources:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._loader_only(sources, "the loader reads its value")
+            return 0
+        result = func(*args, **kwargs)
+        for tensor in _tensors((result,), {}):
+            if _storage_key(tensor) not in self._owner:
+                self._loader_only(sources, f"the loader computes on it ({func})")
+                self._derived.append(tensor)
+                self._owner[_storage_key(tensor)] = next(iter(sources))
+        return result
+
+    def _write(self, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func in _FILLS:
+            self.fills.append(Fill(target, float(args[1]) if len(args) > 1 else 0.0))
+            return
+        source = args[1] if len(args) > 1 else kwargs.get("src")
+        name = self._owner.get(_storage_key(source)) if isinstance(source, torch.Tensor) else None
+        if func is torch.ops.aten.copy_.default and name is not None and source is not None:
+            self.copies[name].append((target, source))
+            if target.shape != source.shape:
+                self._loader_only({name}, f"the loader broadcasts {tuple(source.shape)} to {tuple(target.shape)}")
+            if _storage_key(target) in self._transformed:
+                self._loader_only({name}, "the engine repacks this parameter after loading")
+        else:
+            self._loader_only({name or self._current}, f"the loader writes through {func}")
+            self.opaque.append(target)
+
+    def _loader_only(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            self.reasons.setdefault(name, reason)
+
+    def layout(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
+        storages: list[torch.Tensor] = []
+        index: dict[tuple[int, torch.dtype], int] = {}
+        tensors = []
+        for spec in specs:
+            copies = self.copies[spec.name]
+            dtypes = {target.dtype for target, _ in copies}
+            pieces: list[Piece] = []
+            reason = self.reasons.get(spec.name, "")
+            if len(dtypes) > 1:
+                reason = reason or f"it is stored in several dtypes: {sorted(map(str, dtypes))}"
+            if not reason:
+                try:
+                    for target, source in copies:
+                        box = _box(source, target)
+                        bits_dtype = as_bits(torch.empty(0, dtype=target.dtype)).dtype
+                        key = (_storage_key(target), bits_dtype)
+                        if key not in index:
+                            index[key] = len(storages)
+                            storages.append(flat_bits(target, bits_dtype))
+                        pieces.append(Piece(index[key], tuple(box)))
+                except ValueError as error:
+                    reason = str(error)
+            dtype = dtype_name(next(iter(dtypes)), spec.name) if dtypes else spec.dtype
+            if reason:
+                self.opaque.extend(target for target, _ in copies)
+                tensors.append(TensorLayout(spec.name, spec.dtype, "loader", (), reason))
+            elif pieces:
+                tensors.append(TensorLayout(spec.name, dtype, "mapped", tuple(pieces)))
+            else:
+                tensors.append(TensorLayout(spec.name, spec.dtype, "unused", (), "the engine's loader ignores it"))
+        return LayoutMap(specs, tuple(tensors), storages, self.fills, _unique(self.opaque))
+
+
+def _box(source: torch.Tensor, target: torch.Tensor) -> Box:
+    return normalise(
+        Box(
+            source.storage_offset(),
+            target.storage_offset(),
+            tuple(source.shape),
+            tuple(source.stride()),
+            tuple(target.stride()),
+        )
+    )
+
+
+def _written_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    schema = func._schema
+    if not schema.is_mutable:
+        return None
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, torch.Tensor):
+                return value
+    return None
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(tuple(value), {})
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _unique(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    seen: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
+    for tensor in tensors:
+        seen.setdefault((_storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape)), tensor)
+    return list(seen.values())

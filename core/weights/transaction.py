@@ -1,0 +1,135 @@
+"""Write an update into engine memory so that it can be taken back whole until it is final."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from slipstream.core.weights.engine import Engine
+from slipstream.core.weights.fingerprints import MASK
+from slipstream.core.weights.layout import LayoutMap
+from slipstream.core.weights.tensors import DTYPES
+from slipstream.core.weights.wire import Changes, CorruptFrameError, Range, Section
+from slipstream.triton_kernels import Applied, scatter_changes
+from slipstream.triton_kernels import undo as undo_scatter
+
+
+class _Overwritten(NamedTuple):
+    view: torch.Tensor
+    saved: torch.Tensor
+
+
+class _Scattered(NamedTuple):
+    storage: torch.Tensor
+    applied: Applied
+
+
+class Transaction:
+    """One update of one worker. Memory: old values of what was written (host memory for whole tensors)."""
+
+    def __init__(self, layout: LayoutMap, engine: Engine) -> None:
+        self._layout = layout
+        self._engine = engine
+        self._undo: list[_Overwritten | _Scattered] = []
+        self._partial: dict[int, tuple[torch.Tensor, int]] = {}  # tensor -> (host elements so far, count)
+        self._for_loader: dict[int, torch.Tensor] = {}
+        self._used_loader = False
+        self.deltas: dict[int, int] = {}
+        """Fingerprint change by tensor, from the old values really found in memory."""
+        self.rewritten: set[int] = set()
+        """Tensors written in full; their fingerprint must be recomputed."""
+
+    def write(self, section: Section) -> None:
+        """Apply one decoded section."""
+        if isinstance(section, Changes):
+            self._scatter(section)
+        else:
+            self._collect(section)
+
+    def write_fills(self) -> None:
+        """Repeat the constants that the engine's loader writes beside the checkpoint (vocabulary padding)."""
+        for fill in self._layout.fills:
+            self._save(fill.view)
+            fill.view.fill_(fill.value)
+
+    def finish(self) -> None:
+        """Hand the tensors that need it to the engine's loader.
+
+        Raises:
+            CorruptFrameError: a tensor that travels in full is incomplete.
+        """
+        if self._partial:
+            names = [self._layout.specs[i].name for i in self._partial]
+            raise CorruptFrameError(f"the update ended with incomplete tensors: {names[:5]}")
+        if self._for_loader:
+            for tensor in self._layout.opaque:
+                self._save(tensor)
+            self._run_loader([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+
+    def roll_back(self) -> None:
+        """Restore every element that was written, last write first."""
+        for entry in reversed(self._undo):
+            if isinstance(entry, _Overwritten):
+                entry.view.copy_(entry.saved)
+            else:
+                undo_scatter(entry.storage, entry.applied)
+        self._undo.clear()
+        if self._used_loader:
+            self._engine.finish_loading()
+
+    def _scatter(self, changes: Changes) -> None:
+        layout = self._layout.tensors[changes.tensor]
+        if layout.kind == "unused":
+            return
+        if layout.kind == "loader":
+            raise CorruptFrameError(f"{layout.name} must travel in full ({layout.reason}), but only its changes came")
+        device = self._engine.device
+        positions = torch.from_numpy(changes.positions).to(device)
+        delta = 0
+        for piece in layout.pieces:
+            storage = self._layout.storages[piece.storage]
+            values = torch.from_numpy(changes.values).view(storage.dtype).to(device)
+            applied = scatter_changes(storage, piece.as_box(), positions, values)
+            self._undo.append(_Scattered(storage, applied))
+            delta += applied.fingerprint_delta
+        self.deltas[changes.tensor] = (self.deltas.get(changes.tensor, 0) + delta) & MASK
+
+    def _collect(self, part: Range) -> None:
+        layout = self._layout.tensors[part.tensor]
+        if layout.kind == "unused":
+            return
+        spec = self._layout.specs[part.tensor]
+        width = DTYPES[layout.dtype].itemsize
+        whole, count = self._partial.pop(part.tensor, (None, 0))
+        if whole is None:
+            whole = torch.empty(spec.numel * width, dtype=torch.uint8)
+        if part.first * width != count:
+            raise CorruptFrameError(f"{layout.name}: expected elements from {count // width} on, got {part.first}")
+        whole[count : count + part.values.size] = torch.from_numpy(np.array(part.values))
+        count += part.values.size
+        if count < whole.numel():
+            self._partial[part.tensor] = (whole, count)
+        elif layout.kind == "loader":
+            self._for_loader[part.tensor] = whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
+        else:
+            self._overwrite(part.tensor, whole)
+
+    def _overwrite(self, tensor: int, whole: torch.Tensor) -> None:
+        for piece in self._layout.tensors[tensor].pieces:
+            storage = self._layout.storages[piece.storage]
+            source = whole.view(storage.dtype)
+            box = piece.as_box()
+            view = storage.as_strided(box.sizes, box.dst_strides, box.dst_offset)
+            self._save(view)
+            view.copy_(source.as_strided(box.sizes, box.src_strides, box.src_offset))
+        self.rewritten.add(tensor)
+
+    def _save(self, view: torch.Tensor) -> None:
+        self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))
+
+    def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self._used_loader = True
+        self._engine.load_weights(weights)
+        self._engine.finish_loading()

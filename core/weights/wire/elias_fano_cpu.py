@@ -1,0 +1,209 @@
+"""Compiled loops of the Elias-Fano codec; see `elias_fano` for the format they read and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.core.weights.wire.block import BLOCK, DENSE, HEADER, SPARSE
+from slipstream.triton_kernels.jit import jit
+
+
+@jit
+def low_width(count: int, n: int, width: int) -> tuple[int, int, int]:
+    """Best (mode, l, bytes after the header) for `count` changes among `n` elements of `width` bytes."""
+    best_l, best = 0, 1 << 62
+    for low in range(17):
+        size = (count * low + 7) // 8 + (count + (n >> low) + 1 + 7) // 8
+        if size < best:
+            best_l, best = low, size
+    best += count * width
+    if best >= n * width:
+        return DENSE, 0, n * width
+    return SPARSE, best_l, best
+
+
+@jit
+def plan(positions: Any, numel: int, width: int) -> tuple[Any, Any, Any]:
+    """First change of each non-empty block (plus the end), its block index, and its byte offset (plus the end)."""
+    n_changes = positions.size
+    blocks = 0
+    last = -1
+    for i in range(n_changes):
+        b = positions[i] // BLOCK
+        if b != last:
+            blocks += 1
+            last = b
+    starts = np.empty(blocks + 1, np.int64)
+    index = np.empty(blocks, np.int64)
+    offsets = np.empty(blocks + 1, np.int64)
+    k = 0
+    last = -1
+    for i in range(n_changes):
+        b = positions[i] // BLOCK
+        if b != last:
+            starts[k] = i
+            index[k] = b
+            k += 1
+            last = b
+    starts[blocks] = n_changes
+    offset = 0
+    for k in range(blocks):
+        offsets[k] = offset
+        n = min(BLOCK, numel - index[k] * BLOCK)
+        offset += HEADER + low_width(starts[k + 1] - starts[k], n, width)[2]
+    offsets[blocks] = offset
+    return starts, index, offsets
+
+
+@jit
+def write(
+    positions: Any, values: Any, dense: Any, numel: int, width: int, blocks: Any, out: Any, begin: int, end: int
+) -> None:
+    """Write blocks `begin` to `end` of the plan `blocks`."""
+    starts, index, offsets = blocks
+    for k in range(begin, end):
+        base = index[k] * BLOCK
+        n = min(BLOCK, numel - base)
+        first, count = starts[k], starts[k + 1] - starts[k]
+        mode, low, _ = low_width(count, n, width)
+        o = offsets[k]
+        word = ((n if mode == DENSE else count) - 1) | (mode << 16) | (low << 20)
+        for byte in range(4):
+            out[o + byte] = (index[k] >> (8 * byte)) & 255
+            out[o + 4 + byte] = (word >> (8 * byte)) & 255
+        o += HEADER
+        if mode == DENSE:
+            start = base * width
+            for byte in range(n * width):
+                out[o + byte] = dense[start + byte]
+            continue
+        low_mask = (1 << low) - 1
+        accumulator = 0
+        bits = 0
+        for j in range(count):
+            accumulator |= ((positions[first + j] - base) & low_mask) << bits
+            bits += low
+            while bits >= 8:
+                out[o] = accumulator & 255
+                o += 1
+                accumulator >>= 8
+                bits -= 8
+        if bits > 0:
+            out[o] = accumulator & 255
+            o += 1
+        high_bytes = (count + (n >> low) + 1 + 7) // 8
+        for byte in range(high_bytes):
+            out[o + byte] = 0
+        for j in range(count):
+            bit = j + ((positions[first + j] - base) >> low)
+            out[o + (bit >> 3)] |= np.uint8(1 << (bit & 7))
+        o += high_bytes
+        start = first * width
+        for byte in range(count * width):
+            out[o + byte] = values[start + byte]
+
+
+@jit
+def scan(data: Any, numel: int, width: int) -> tuple[int, Any, Any]:
+    """Check every header; return (error, byte offsets of the blocks, changes before each block plus the total)."""
+    capacity = (numel + BLOCK - 1) // BLOCK
+    offsets = np.empty(capacity, np.int64)
+    before = np.zeros(capacity + 1, np.int64)
+    o, k, last = 0, 0, -1
+    while o < data.size:
+        if o + HEADER > data.size or k >= capacity:
+            return 1, offsets[:0], before[:1]
+        index = 0
+        word = 0
+        for byte in range(4):
+            index |= np.int64(data[o + byte]) << (8 * byte)
+            word |= np.int64(data[o + 4 + byte]) << (8 * byte)
+        if index <= last or index >= capacity:
+            return 2, offsets[:0], before[:1]
+        n = min(BLOCK, numel - index * BLOCK)
+        count, mode, low = (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
+        if mode == DENSE and count == n and low == 0:
+            size = n * width
+        elif mode == SPARSE and count <= n and low <= 16:
+            size = (count * low + 7) // 8 + (count + (n >> low) + 1 + 7) // 8 + count * width
+        else:
+            return 3, offsets[:0], before[:1]
+        if o + HEADER + size > data.size:
+            return 1, offsets[:0], before[:1]
+        offsets[k] = o
+        before[k + 1] = before[k] + count
+        last = index
+        o += HEADER + size
+        k += 1
+    return 0, offsets[:k], before[: k + 1]
+
+
+@jit
+def read(
+    data: Any,
+    numel: int,
+    width: int,
+    offsets: Any,
+    before: Any,
+    positions: Any,
+    values: Any,
+    begin: int,
+    end: int,
+) -> int:
+    """Decode blocks `begin` to `end`; return how many are corrupt."""
+    corrupt = 0
+    for k in range(begin, end):
+        bad = False
+        o = offsets[k]
+        index = 0
+        word = 0
+        for byte in range(4):
+            index |= np.int64(data[o + byte]) << (8 * byte)
+            word |= np.int64(data[o + 4 + byte]) << (8 * byte)
+        o += HEADER
+        base = index * BLOCK
+        n = min(BLOCK, numel - base)
+        count, mode, low = (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
+        first = before[k]
+        if mode == DENSE:
+            for j in range(n):
+                positions[first + j] = base + j
+        else:
+            high = o + (count * low + 7) // 8
+            high_bits = count + (n >> low) + 1
+            j = 0
+            last = -1
+            for byte in range((high_bits + 7) // 8):
+                plane = np.int64(data[high + byte])
+                while plane:
+                    bit = 0
+                    while not (plane >> bit) & 1:
+                        bit += 1
+                    plane &= plane - 1
+                    if j >= count:
+                        bad = True
+                        break
+                    value = 0
+                    start = j * low
+                    for piece in range((start >> 3), (start + low + 7) >> 3):
+                        value |= np.int64(data[o + piece]) << (8 * (piece - (start >> 3)))
+                    value = (value >> (start & 7)) & ((1 << low) - 1)
+                    position = ((byte * 8 + bit - j) << low) | value
+                    if position <= last or position >= n:
+                        bad = True
+                        break
+                    positions[first + j] = base + position
+                    last = position
+                    j += 1
+                if bad:
+                    break
+            if j != count:
+                bad = True
+            o = high + (high_bits + 7) // 8
+        start = first * width
+        for byte in range(count * width):
+            values[start + byte] = data[o + byte]
+        corrupt += bad
+    return corrupt

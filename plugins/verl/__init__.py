@@ -1,0 +1,1 @@
+"""verl adapter: switched on by `+slipstream=...` on a verl command line, inert otherwise."""

@@ -1,0 +1,69 @@
+"""In the processes of a run that was started with slipstream: put our classes where verl looks its own up."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from slipstream.core.config import SlipstreamConfig, from_environment
+from slipstream.core.seams import require
+from slipstream.plugins.verl.driver import BACKEND
+from slipstream.plugins.verl.seams import seam_table
+
+
+def install(module: ModuleType) -> None:
+    """Register what belongs to `module`, if this run has slipstream switched on."""
+    config = from_environment()
+    if config is None or config.weight_sync.mode == "native":
+        return
+    {
+        "verl.workers.rollout.base": _rollout_adapter,
+        "verl.workers.rollout.replica": _replica,
+        "verl.checkpoint_engine.base": _checkpoint_engine,
+        "verl.trainer.ppo.v1.trainer_base": _trainer,
+    }[module.__name__](module, config)
+
+
+def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
+    module._ROLLOUT_REGISTRY[("vllm", "async")] = "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+
+
+def _replica(module: Any, config: SlipstreamConfig) -> None:
+    def load() -> type:
+        if config.weight_sync.strict_seams:
+            require(seam_table(), {"weight_sync"})
+        from slipstream.plugins.verl.replica import SlipstreamReplica
+
+        return SlipstreamReplica
+
+    module.RolloutReplicaRegistry.register("vllm", load)
+
+
+def _checkpoint_engine(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.metrics import collect_after_sync
+
+    module.CheckpointEngineManager.update_weights = collect_after_sync(module.CheckpointEngineManager.update_weights)
+
+    class Lazy:
+        """Stands in the registry until a checkpoint engine is built; the real class derives from verl's."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return _engine_class()(*args, **kwargs)
+
+        @staticmethod
+        def build_topology(*args: Any, **kwargs: Any) -> Any:
+            return _engine_class().build_topology(*args, **kwargs)
+
+    module.CheckpointEngineRegistry.register(BACKEND)(Lazy)
+
+
+def _engine_class() -> Any:
+    from slipstream.plugins.verl.checkpoint_engine import SlipstreamCheckpointEngine
+
+    return SlipstreamCheckpointEngine
+
+
+def _trainer(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.metrics import merge_into_step
+
+    module.PPOTrainer._consume_sync_metrics = merge_into_step(module.PPOTrainer._consume_sync_metrics)

@@ -1,0 +1,95 @@
+"""In the driver: check the `slipstream` node before anything starts, and hand it to every Ray process of the run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
+
+BACKEND = "slipstream"
+"""Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
+
+
+def install(module: ModuleType) -> None:
+    """Wrap the function of `module` through which verl's entry points show us their configuration."""
+    if module.__name__ == "verl.utils.config":
+        module.validate_config = _validating(module.validate_config)  # type: ignore[attr-defined]
+    else:
+        module.get_ppo_ray_runtime_env = _carrying(module.get_ppo_ray_runtime_env)  # type: ignore[attr-defined]
+
+
+def _validating(validate_config: Any) -> Any:
+    @functools.wraps(validate_config)
+    def validate(config: Any, *args: Any, **kwargs: Any) -> Any:
+        node = config.get("slipstream")
+        if node is not None:
+            _check(config, parse_config(node))
+        return validate_config(config, *args, **kwargs)
+
+    return validate
+
+
+def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
+    @functools.wraps(get_ppo_ray_runtime_env)
+    def runtime_env(config: Any = None) -> Any:
+        env = get_ppo_ray_runtime_env(config)
+        node = config.get("slipstream") if config is not None else None
+        if node is not None:
+            env["env_vars"][SLIPSTREAM_NODE] = to_json(parse_config(node))
+        return env
+
+    return runtime_env
+
+
+def _check(config: Any, slipstream: SlipstreamConfig) -> None:
+    """Refuse combinations that this version cannot serve.
+
+    Raises:
+        ConfigError: with the key, what it needs and what to do.
+    """
+    _check_ray()
+    rollout = config.actor_rollout_ref.rollout
+    backend = rollout.checkpoint_engine.backend
+    if slipstream.weight_sync.mode == "native":
+        if backend == BACKEND:
+            raise ConfigError(
+                f"slipstream.weight_sync.mode=native leaves checkpoint_engine.backend={BACKEND}, which would have "
+                "nothing to do: choose the group instead, slipstream/weight_sync=native"
+            )
+        return
+    off = "or add slipstream/weight_sync=native"
+    if backend != BACKEND:
+        raise ConfigError(
+            f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs "
+            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; remove that override {off}"
+        )
+    if rollout.name != "vllm":
+        raise ConfigError(
+            f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs actor_rollout_ref.rollout.name=vllm "
+            f"in this version, got {rollout.name}; choose vllm {off}"
+        )
+    for key in ("data_parallel_size", "pipeline_model_parallel_size"):
+        if rollout.get(key, 1) != 1:
+            raise ConfigError(
+                f"slipstream weight sync needs actor_rollout_ref.rollout.{key}=1 in this version, "
+                f"got {rollout.get(key)}; use more replicas instead {off}"
+            )
+    if (rollout.get("disaggregation") or {}).get("enabled", False):
+        raise ConfigError(
+            "slipstream weight sync does not serve prefill/decode disaggregation yet: set "
+            f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
+        )
+
+
+def _check_ray() -> None:
+    import ray
+
+    if ray.is_initialized() and SLIPSTREAM_NODE not in os.environ:
+        raise ConfigError(
+            "Ray was initialised before verl could give it slipstream's configuration, so the workers would run "
+            "without slipstream. Let verl call ray.init, or pass runtime_env={'env_vars': {'SLIPSTREAM_NODE': ...}} "
+            "with the output of `slipstream config --json`"
+        )

@@ -1,0 +1,55 @@
+"""Everything in verl that this adapter relies on."""
+
+from __future__ import annotations
+
+from slipstream.core.seams import Seam, SeamTable
+
+_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
+_ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
+
+
+def _sync(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "weight_sync", signature, note)
+
+
+def seam_table() -> SeamTable:
+    """The seam table for verl; importing its targets pulls in vLLM as well."""
+    return SeamTable(
+        owner="verl",
+        distribution="verl",
+        versions=">=0.9.1,<0.10",
+        tested=("0.9.1",),
+        seams=(
+            _sync("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _sync("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _sync("verl.workers.rollout.base:_ROLLOUT_REGISTRY", None, "our server adapter"),
+            _sync("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _sync(f"{_SERVER}:vLLMHttpServer._get_worker_extension_cls", "()", "our worker extension"),
+            _sync(f"{_SERVER}:vLLMHttpServer._resolve_sleep_level", "()", "keeps weights while asleep"),
+            _sync(f"{_SERVER}:vLLMHttpServer.collective_rpc", "(method, timeout, args, kwargs)", "starts a sync"),
+            _sync(f"{_SERVER}:vLLMHttpServer.clear_kv_cache", "()", "drops prefixes of old weights"),
+            _sync(f"{_SERVER}:vLLMHttpServer.set_global_steps", "(global_steps)", "stamps samples"),
+            _sync(f"{_SERVER}:vLLMReplica", None, "our replica derives from it"),
+            _sync(f"{_ADAPTER}.update_weights", "(weights, global_steps, wire_format, **kwargs)", "replaced"),
+            _sync(f"{_ADAPTER}._execute_method", "(method, non_block, timeout, args, kwargs)", "calls the engine"),
+            _sync(
+                "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension",
+                None,
+                "our worker extension derives from it",
+            ),
+            _sync(
+                "verl.workers.rollout.vllm_rollout.utils:_resolve_vllm_weight_sync_local_rank",
+                "(worker_local_rank, parallel_config)",
+                "pairs a worker with its trainer rank",
+            ),
+            _sync(
+                "verl.checkpoint_engine.base:CheckpointEngineRegistry.register", "(backend)", "the backend slipstream"
+            ),
+            _sync("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights", "(global_steps)", "metrics"),
+            _sync(f"{_ENGINE}.build_topology", "(actor_wg_world_size, rollout_world_size, metadata)", "addresses"),
+            _sync(f"{_ENGINE}.send_weights", "(weights, global_steps)", "publishes"),
+            _sync(f"{_ENGINE}.receive_weights", "(global_steps)", "hands over the address"),
+            _sync("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
+        ),
+    )

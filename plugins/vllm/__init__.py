@@ -1,0 +1,1 @@
+"""vLLM side of slipstream: what runs inside the rollout engine."""

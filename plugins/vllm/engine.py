@@ -1,0 +1,68 @@
+"""One vLLM worker as weight sync sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+"""vLLM layer methods that leave weights in checkpoint form after loading. Every other one (quantised, expert kernels
+with their own block layouts: vLLM #42821, SkyRL #1680) takes the loader path, because shapes alone cannot tell."""
+
+
+class VllmEngine:
+    """Implements `slipstream.core.weights.engine.Engine` over a live vLLM worker."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    @property
+    def device(self) -> torch.device:
+        """Where the worker's weights live."""
+        return next(self._model.parameters()).device
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """The model's own loader."""
+        return self._model.load_weights(weights)
+
+    def finish_loading(self) -> None:
+        """Rebuild what vLLM derives from loaded weights."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+        config = self._worker.model_runner.vllm_config
+        with set_current_vllm_config(config):
+            process_weights_after_loading(self._model, config.model_config, self.device)
+
+    def live_storages(self) -> dict[int, int]:
+        """Data pointer to bytes of every storage under the model's parameters and buffers."""
+        storages = (tensor.untyped_storage() for _, tensor in self._tensors())
+        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+    def transformed(self) -> list[torch.Tensor]:
+        """Parameters of layers whose post-load processing may change the memory layout."""
+        return [
+            parameter
+            for module in self._model.modules()
+            if (method := getattr(module, "quant_method", None)) is not None
+            and type(method).__name__ not in _PLAIN_METHODS
+            for parameter in module.parameters()
+        ]
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of the raw bytes of every parameter and buffer, the definition vLLM's own weight checker uses."""
+        return {
+            name: hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in self._tensors()
+        }
+
+    @property
+    def _model(self) -> Any:
+        return self._worker.model_runner.model
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._model.named_parameters(remove_duplicate=False)
+        yield from self._model.named_buffers(remove_duplicate=False)

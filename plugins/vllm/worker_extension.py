@@ -1,0 +1,93 @@
+"""What slipstream adds to a vLLM worker, through vLLM's own `worker_extension_cls`.
+
+For an engine of your own: `LLM(..., worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`,
+then `collective_rpc("slipstream_sync", kwargs={"endpoint": ..., "timeout": ...})` for every sync.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.core.weights import Subscriber, ZmqSubscriberChannel
+from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
+from slipstream.plugins.vllm.engine import VllmEngine
+
+
+class WorkerExtension:
+    """Mixed into the worker class by vLLM; every method is reachable by `collective_rpc`."""
+
+    _slipstream_subscriber: Subscriber | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
+        keep_weights_unpacked()
+        create = super().__new__
+        return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
+
+    def slipstream_sync(self, endpoint: str, timeout: float) -> int:
+        """Receive one update from the publisher at `endpoint` and return the version now held.
+
+        Args:
+            endpoint: ZeroMQ address; `{local_rank}` in it becomes this worker's rank on its node.
+            timeout: seconds to wait for each message.
+
+        Raises:
+            Exception: the sync failed; the weights are those from before.
+        """
+        subscriber = self._slipstream()
+        channel = ZmqSubscriberChannel(endpoint.format(local_rank=self._slipstream_local_rank()), timeout)
+        try:
+            return subscriber.sync(channel, timeout)
+        finally:
+            channel.close()
+
+    def slipstream_checksums(self) -> dict[str, str]:
+        """SHA-256 of every parameter and buffer of this worker."""
+        return VllmEngine(self).checksums()
+
+    def _slipstream_local_rank(self) -> int:
+        return int(self.local_rank)  # type: ignore[attr-defined]  # an attribute of vLLM's worker
+
+    def _slipstream_name(self) -> str:
+        return f"vLLM worker rank {self.rank}"  # type: ignore[attr-defined]  # an attribute of vLLM's worker
+
+    def _slipstream(self) -> Subscriber:
+        if self._slipstream_subscriber is None:
+            self._slipstream_subscriber = Subscriber(VllmEngine(self), self._slipstream_name())
+            for method, loses_weights in _WRITERS.items():
+                if hasattr(self, method):
+                    setattr(self, method, self._slipstream_guard(getattr(self, method), method, loses_weights))
+        return self._slipstream_subscriber
+
+    def _slipstream_guard(
+        self, call: Callable[..., Any], method: str, loses_weights: Callable[..., bool]
+    ) -> Callable[..., Any]:
+        """Make another writer of the weights invalidate the version first."""
+
+        @functools.wraps(call)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._slipstream_subscriber is not None and loses_weights(*args, **kwargs):
+                self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
+            return call(*args, **kwargs)
+
+        return guarded
+
+
+def _always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def _level_two(level: int = 1, *args: Any, **kwargs: Any) -> bool:
+    return level >= 2
+
+
+_WRITERS: dict[str, Callable[..., bool]] = {
+    "sleep": _level_two,  # level 2 discards the weights, level 1 keeps them in host memory
+    "reload_weights": _always,
+    "load_model": _always,
+    "update_weights": _always,
+    "update_weights_from_ipc": _always,
+}
+"""Worker methods after which the weights are not those of the acknowledged version, and when."""

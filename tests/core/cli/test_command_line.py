@@ -1,0 +1,214 @@
+"""The ``slipstream`` command as users run it: in its own process, with toy adapters installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+TOY = """
+    from slipstream.core.hooks import Engine, Framework, hookimpl
+    from slipstream.core.seams import Seam, SeamTable
+
+    def seams(signature="(plugin, name)"):
+        seam = Seam("pluggy:PluginManager.register", "weight_sync", signature, "registers [plugins]")
+        return SeamTable("toy", "pluggy", ">=1", ("1.5.0",), (seam,))
+
+    def demo(model=None, arguments=()):
+        print("demo", model, arguments)
+        return 3
+
+    @hookimpl
+    def slipstream_frameworks():
+        yield Framework("toy", "pluggy", seams, demo, "toyframework.conf:trainer")
+        yield Framework("absent", "slipstream-absent", seams)
+
+    @hookimpl
+    def slipstream_engines():
+        yield Engine("toy", ("slipstream-absent", "pluggy"), lambda: seams(SIGNATURE))
+"""
+VERL = """
+    from slipstream.core.hooks import Framework, hookimpl
+
+    @hookimpl
+    def slipstream_frameworks():
+        yield Framework("toy", "verl", None, None, "verl.trainer.config:ppo_trainer")
+"""
+
+
+@pytest.fixture
+def slipstream(tmp_path: Path):
+    """Run the command and return its exit status, output and errors; `plugin` is the source of an installed plugin."""
+
+    def slipstream(*arguments: str, plugin: str = "", environment: dict[str, str] | None = None):
+        if plugin:
+            info = tmp_path / "toydist-1.0.dist-info"
+            info.mkdir(exist_ok=True)
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toydist\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text("[slipstream]\ntoy = toydist_plugin\n")
+            (tmp_path / "toydist_plugin.py").write_text(textwrap.dedent(plugin))
+        settings = {"PYTHONPATH": str(tmp_path), "SLIPSTREAM_DISABLE_PLUGINS": "vllm,verl", "COLUMNS": "200"}
+        done = subprocess.run(
+            [sys.executable, "-m", "slipstream.core.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, **settings, **(environment or {})},
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return slipstream
+
+
+@pytest.fixture
+def framework_config(tmp_path: Path) -> None:
+    """A framework with a Hydra config of its own, which cannot be imported."""
+    folder = tmp_path / "toyframework" / "conf"
+    folder.mkdir(parents=True)
+    (tmp_path / "toyframework" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    rollout = "actor_rollout_ref: {rollout: {checkpoint_engine: {backend: naive}}}\n"
+    (folder / "trainer.yaml").write_text(f"{rollout}folder: runs\n")
+    (folder / "other.yaml").write_text(f"{rollout}folder: others\n")
+
+
+def toy(signature: str = "(plugin, name)") -> str:
+    return TOY.replace("SIGNATURE", repr(signature))
+
+
+def test_version(slipstream):
+    status, output, _ = slipstream("--version")
+    assert status == 0
+    assert output.startswith("slipstream ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ([], "native"),
+        (["+slipstream=sync"], "delta"),
+        (["+slipstream=sync", "slipstream/weight_sync=dense"], "dense"),
+    ],
+)
+def test_config_prints_the_resolved_node_without_a_framework(slipstream, overrides, mode):
+    status, output, errors = slipstream("config", *overrides, "--json")
+    assert status == 0
+    assert json.loads(output)["slipstream"]["weight_sync"]["mode"] == mode
+    assert ("add +slipstream=sync" in errors) == (not overrides)
+
+
+@pytest.mark.usefixtures("framework_config")
+@pytest.mark.parametrize(("options", "folder"), [([], "runs"), (["--config-name", "other"], "others")])
+def test_config_composes_the_installed_frameworks_config_without_importing_it(slipstream, options, folder):
+    overrides = ["+slipstream=sync", "slipstream.events=${folder}/log"]
+    status, output, _ = slipstream("config", *overrides, *options, plugin=toy())
+    assert status == 0
+    assert f"  events: {folder}/log" in output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+def test_config_composes_verls_own_trainer_config(slipstream):
+    status, output, errors = slipstream(
+        "config", "+slipstream=sync", "slipstream.events=${trainer.project_name}.log", plugin=VERL
+    )
+    assert (status, "  events: verl_examples.log" in output) == (0, True), errors
+    assert "verl.trainer.config:ppo_trainer" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "+slipstream=sync", "+slipstream.weight_sync.mod=delta"], "did you mean 'mode'?"),
+        (["config", "+slipstream.weight_sync.mode=fast"], "expected one of delta, dense, native"),
+        (["config", "+slipstream=nope"], "Could not find 'slipstream/nope'"),
+        (["config", "--framework", "tow"], "unknown framework 'tow'; did you mean 'toy'?"),
+        (["config", "--framework", "absent"], "expected a framework with a Hydra config"),
+        (["demo", "--framework", "absent"], "framework 'absent' has no demo; frameworks with a demo: toy"),
+    ],
+)
+@pytest.mark.usefixtures("framework_config")
+def test_an_error_is_one_message_without_a_traceback(slipstream, arguments, message):
+    status, _, errors = slipstream(*arguments, plugin=toy())
+    assert status == 1
+    assert "error: " in errors
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_debug_shows_the_traceback(slipstream):
+    status, _, errors = slipstream("--debug", "demo")
+    assert status == 1
+    assert "Traceback" in errors
+    assert "no installed slipstream plugin has a demo" in errors
+
+
+def test_demo_passes_model_and_other_arguments_on_and_returns_its_status(slipstream):
+    status, output, _ = slipstream("demo", "--model", "tiny", "--steps", "3", "x=1", plugin=toy())
+    assert (status, output) == (3, "demo tiny ['--steps', '3', 'x=1']\n")
+
+
+def test_doctor_is_content_when_every_seam_fits(slipstream):
+    status, output, _ = slipstream("doctor", "--plain", plugin=toy())
+    assert status == 0
+    for part in (
+        "ok: Hydra discovers slipstream's config groups",
+        "framework absent: not installed",
+        "ok: pluggy:PluginManager.register [weight_sync]",
+        "everything that is installed fits",
+    ):
+        assert part in output
+
+
+def test_doctor_fails_and_shows_expected_and_found_when_a_seam_is_broken(slipstream):
+    status, output, _ = slipstream("doctor", "--plain", plugin=toy("(name, loader)"))
+    assert status == 1
+    assert "signature changed: pluggy:PluginManager.register [weight_sync]" in output
+    assert "expected (name, loader); found (plugin, name)" in output
+
+
+def test_doctor_in_colour_shows_the_same_rows(slipstream):
+    status, output, _ = slipstream("doctor", plugin=toy("(name, loader)"), environment={"FORCE_COLOR": "1"})
+    assert status == 1
+    assert "\x1b[1;31msignature changed" in output
+    assert "\x1b[32mok" in output
+
+
+def test_doctor_as_json_has_every_row(slipstream):
+    status, output, _ = slipstream("doctor", "--json", plugin=toy("(name, loader)"))
+    report = json.loads(output)
+    assert (status, report["healthy"], report["hydra_problem"]) == (1, False, None)
+    adapters = [(adapter["kind"], adapter["name"], len(adapter["results"])) for adapter in report["adapters"]]
+    assert adapters == [("framework", "toy", 2), ("framework", "absent", 0), ("engine", "toy", 2)]
+    assert report["adapters"][2]["results"][1]["status"] == "signature changed"
+
+
+def test_doctor_without_adapters_says_so(slipstream):
+    status, output, _ = slipstream("doctor", "--plain")
+    assert status == 0
+    assert "no framework or engine plugin is registered" in output
+
+
+def test_an_environment_where_hydra_does_not_discover_the_groups_is_not_healthy(slipstream, tmp_path: Path):
+    """A regular ``hydra_plugins`` package in front hides the namespace package, as an import hook does."""
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()
+    status, output, _ = slipstream("doctor", "--plain")
+    assert status == 1
+    assert "got the plain string 'sync'" in output
+    status, _, errors = slipstream("config", "+slipstream=sync")
+    assert status == 1
+    assert "did not discover" in errors
+
+
+def test_starting_the_command_imports_neither_torch_nor_hydra():
+    code = (
+        "import sys, slipstream.core.cli; print(sorted({'torch', 'hydra', 'ray', 'verl', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,126 @@
+"""The schema of the ``slipstream`` node and the wording of its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from slipstream.core.config import (
+    SLIPSTREAM_NODE,
+    ConfigError,
+    SlipstreamConfig,
+    WeightSyncConfig,
+    from_environment,
+    from_json,
+    parse_config,
+    to_json,
+    to_mapping,
+)
+
+
+def test_an_empty_node_leaves_the_framework_untouched():
+    config = parse_config({})
+    assert config == SlipstreamConfig()
+    assert config.weight_sync.mode == "native"
+    assert config.events is None
+
+
+@pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
+def test_a_node_is_read_from_dictionaries_and_omegaconf_alike(wrap):
+    config = parse_config(wrap({"weight_sync": {"mode": "delta", "timeout_seconds": 30}, "events": "run.log"}))
+    assert config == SlipstreamConfig(WeightSyncConfig(mode="delta", timeout_seconds=30.0), "run.log")
+    assert isinstance(config.weight_sync.timeout_seconds, float)
+
+
+def test_interpolations_are_resolved_against_the_whole_config():
+    root = OmegaConf.create({"folder": "runs", "slipstream": {"events": "${folder}/log"}})
+    assert parse_config(root.slipstream).events == "runs/log"
+
+
+@pytest.mark.parametrize(
+    ("node", "parts"),
+    [
+        (
+            {"weight_sync": {"mod": "delta"}},
+            ["slipstream.weight_sync.mod: unknown key; did you mean 'mode'? valid keys: mode, level, snapshot"],
+        ),
+        ({"weight_sink": {}}, ["slipstream.weight_sink: unknown key; did you mean 'weight_sync'?"]),
+        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, events"]),
+        ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter: not available in this version", "valid keys"]),
+        ({"router": {}}, ["slipstream.router: not available in this version"]),
+        ({"placement": {}}, ["slipstream.placement: not available in this version"]),
+        (
+            {"weight_sync": {"mode": "dela"}},
+            ["slipstream.weight_sync.mode: expected one of delta, dense, native", "'dela'", "did you mean 'delta'?"],
+        ),
+        ({"weight_sync": {"mode": 1}}, ["slipstream.weight_sync.mode: expected one of", "got 1"]),
+        ({"weight_sync": {"snapshot": "disk"}}, ["expected one of host, device", "'disk'"]),
+        (
+            {"weight_sync": {"level": 1}},
+            ["slipstream.weight_sync.level: expected 0", "only one in this version", "got 1", "default 0"],
+        ),
+        ({"weight_sync": {"level": True}}, ["level: expected a whole number, got True (bool)"]),
+        ({"weight_sync": {"level": "0"}}, ["level: expected a whole number, got '0' (str); write it without quotes"]),
+        ({"weight_sync": {"timeout_seconds": 0}}, ["timeout_seconds: expected greater than 0, got 0.0", "300.0"]),
+        ({"weight_sync": {"timeout_seconds": "5 s"}}, ["timeout_seconds: expected a number, got '5 s'"]),
+        ({"weight_sync": {"timeout_seconds": float("inf")}}, ["timeout_seconds: expected a finite number"]),
+        ({"weight_sync": {"chunk_megabytes": 0}}, ["chunk_megabytes: expected greater than 0"]),
+        ({"weight_sync": {"chunk_megabytes": 1.5}}, ["chunk_megabytes: expected a whole number, got 1.5 (float)"]),
+        ({"weight_sync": {"audit_every": -1}}, ["audit_every: expected at least 0, got -1"]),
+        ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
+        ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
+        ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
+        ([], ["slipstream: expected a mapping with the keys weight_sync, events; got []"]),
+        (None, ["slipstream: expected a mapping", "got None"]),
+    ],
+)
+def test_an_error_names_the_full_path_what_was_expected_and_what_was_found(node, parts):
+    with pytest.raises(ConfigError) as raised:
+        parse_config(node)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_a_plain_string_is_explained_as_a_plugin_that_hydra_did_not_discover():
+    with pytest.raises(ConfigError) as raised:
+        parse_config("sync")
+    for part in ("plain string 'sync'", "did not discover", "pip install slipstream-rl", "editable_mode=strict"):
+        assert part in str(raised.value)
+
+
+def test_a_config_built_in_python_is_validated_as_well():
+    with pytest.raises(ConfigError, match=r"slipstream\.weight_sync\.mode: expected one of"):
+        WeightSyncConfig(mode="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SlipstreamConfig(),
+        SlipstreamConfig(WeightSyncConfig("dense", 0, "device", 1.5, 1, 10, False), "päth with spaces"),
+    ],
+)
+def test_json_carries_the_whole_node(config):
+    text = to_json(config)
+    assert "\n" not in text
+    assert from_json(text) == config
+    assert from_environment({SLIPSTREAM_NODE: text}) == config
+    assert parse_config(to_mapping(config)) == config
+
+
+def test_without_the_variable_slipstream_is_not_switched_on():
+    assert from_environment({}) is None
+    assert from_environment({SLIPSTREAM_NODE: ""}) is None
+
+
+@pytest.mark.parametrize(("text", "part"), [("{", "expected the JSON"), ('{"weight_sync": {"mode": "x"}}', "mode")])
+def test_a_variable_that_was_tampered_with_is_an_error(text, part):
+    with pytest.raises(ConfigError, match=part):
+        from_environment({SLIPSTREAM_NODE: text})
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SlipstreamConfig().events = "x"  # type: ignore[misc]

@@ -1,0 +1,227 @@
+"""What happens when something breaks: engines keep a whole version, the trainer raises, nothing hangs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_engine import Pair, ToyEngine, checkpoint
+
+from slipstream.core.weights import (
+    AuditMismatchError,
+    EngineFailedError,
+    InProcessHub,
+    SyncError,
+    SyncTimeoutError,
+)
+
+
+class FaultyHub(InProcessHub):
+    """Damages or swallows the nth thing the publisher sends."""
+
+    def __init__(self, nth: int, how: str) -> None:
+        super().__init__()
+        self.nth, self.how, self.count, self.hit = nth, how, 0, False
+
+    def send(self, peer: bytes, data: bytes) -> None:
+        self.count += 1
+        if self.count - 1 == self.nth:
+            self.hit = True
+            if self.how == "lose":
+                return
+            if self.how == "truncate":
+                data = data[: len(data) // 2]
+            elif self.how == "flip":
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            elif self.how == "repeat":
+                super().send(peer, data)
+        super().send(peer, data)
+
+
+def changed(weights):
+    moved = {name: w.clone() for name, w in weights.items()}
+    for name in ("q", "o", "norm", "embed", "gate", "flipped"):
+        moved[name].reshape(-1)[::3] += 1
+    moved["lm_head"] = moved["embed"]
+    return moved
+
+
+@pytest.mark.parametrize("how", ["lose", "truncate", "flip", "repeat"])
+@pytest.mark.parametrize("nth", range(5))
+@pytest.mark.parametrize("seeded", [False, True], ids=["seed", "delta"])
+def test_a_fault_at_any_message_leaves_one_whole_version_and_the_next_sync_heals(seeded, nth, how):
+    pair = Pair([ToyEngine(0, 2), ToyEngine(1, 2)], timeout=1.0)
+    old = checkpoint()
+    new = changed(old)
+    before = [engine.checksums() for engine in pair.engines]
+    if seeded:
+        pair.sync(old, timeout=1.0)
+        before = [engine.checksums() for engine in pair.engines]
+    hub = FaultyHub(nth, how)
+    try:
+        pair.sync(new, hub, timeout=1.5)
+    except SyncError:
+        # Either version is right (a lost Commit leaves the old one), a mixture inside one engine is not.
+        for engine, was in zip(pair.engines, before, strict=True):
+            assert engine.checksums() in (was, engine.densely_loaded(new))
+    else:
+        assert pair.holds(new)
+    assert hub.hit
+    pair.sync(new, timeout=1.5)
+    assert pair.holds(new)
+    assert pair.errors == [None, None]
+
+
+def test_an_engine_that_fails_keeps_its_weights_and_the_trainer_raises_its_error():
+    pair = Pair([ToyEngine(0, 2), ToyEngine(1, 2)])
+    old = checkpoint()
+    pair.sync(old)
+    acked = pair.publisher.acked
+    pair.engines[1].fail_after = 0
+    with pytest.raises(EngineFailedError, match="toy engine: loader refuses"):
+        pair.sync(changed(old))
+    assert pair.holds(old), "rank 0 had applied and must have rolled back too"
+    assert pair.publisher.acked == acked
+    pair.engines[1].fail_after = None
+    report = pair.sync(changed(old))
+    assert pair.holds(changed(old))
+    assert report.seeded_workers == 0, "both still hold the acknowledged version, a delta is enough"
+
+
+def test_a_loader_that_fails_in_the_seed_restores_what_was_there():
+    engine = ToyEngine()
+    before = engine.checksums()
+    engine.fail_after = 0
+    pair = Pair([engine])
+    with pytest.raises(EngineFailedError, match="loader refuses"):
+        pair.sync(checkpoint())
+    assert engine.checksums() == before
+
+
+def test_another_rank_that_cannot_deliver_stops_this_one():
+    pair = Pair([ToyEngine()])
+    old = checkpoint()
+    pair.sync(old)
+    with pytest.raises(SyncError, match="another trainer rank"):
+        pair.sync(changed(old), agree=lambda ready: False)
+    assert pair.holds(old)
+    pair.sync(changed(old))
+    assert pair.holds(changed(old))
+
+
+def test_agree_is_called_exactly_once_whatever_happens():
+    calls = []
+    pair = Pair([ToyEngine()])
+    pair.engines[0].fail_after = 0
+    with pytest.raises(EngineFailedError):
+        pair.sync(checkpoint(), agree=lambda ready: calls.append(ready) or ready)
+    assert calls == [False]
+
+
+def test_a_silent_engine_is_a_timeout_not_a_hang():
+    publisher = Pair([], timeout=0.3).publisher
+    with pytest.raises(SyncTimeoutError, match=r"0\.3 s"):
+        publisher.sync(checkpoint().items(), InProcessHub(), 1)
+
+
+def test_an_engine_that_lost_its_weights_is_seeded():
+    """Sleep level 2, a reload, a restart: the base is gone, a delta would build on nothing."""
+    pair = Pair([ToyEngine(0, 2), ToyEngine(1, 2)])
+    weights = checkpoint()
+    pair.sync(weights)
+    pair.engines[0].tensors["qkv"].fill_(3)
+    pair.subscribers[0].invalidate("sleep level 2")
+    report = pair.sync(changed(weights))
+    assert report.seeded_workers == 1
+    assert pair.holds(changed(weights))
+
+
+def test_a_parameter_that_the_engine_replaced_is_noticed():
+    pair = Pair([ToyEngine()])
+    weights = checkpoint()
+    pair.sync(weights)
+    pair.engines[0].tensors["norm"] = pair.engines[0].tensors["norm"].clone()
+    report = pair.sync(changed(weights))
+    assert report.seeded_workers == 1
+    assert pair.holds(changed(weights))
+
+
+def test_a_new_trainer_seeds_engines_that_hold_another_run():
+    pair = Pair([ToyEngine()])
+    pair.sync(checkpoint())
+    again = Pair([])
+    again.engines, again.subscribers = pair.engines, pair.subscribers
+    assert again.sync(changed(checkpoint())).seeded_workers == 1
+    assert again.holds(changed(checkpoint()))
+
+
+def test_a_late_engine_gets_a_seed_while_the_others_get_the_delta():
+    pair = Pair([ToyEngine(0, 1)])
+    weights = checkpoint()
+    pair.sync(weights)
+    late = Pair([ToyEngine(0, 1)])
+    late.subscribers[0]._name = "late"
+    pair.engines += late.engines
+    pair.subscribers += late.subscribers
+    pair.engines[1].rank = 0
+    hub = InProcessHub()
+    names = iter(["first", "late"])
+    connect = hub.connect
+    hub.connect = lambda _: connect(next(names))
+    report = pair.sync(changed(weights), hub)
+    assert (report.workers, report.seeded_workers) == (2, 1)
+    assert pair.holds(changed(weights))
+
+
+def test_a_checkpoint_that_changes_shape_is_refused_and_then_seeded():
+    pair = Pair([ToyEngine()], timeout=0.5)
+    weights = checkpoint()
+    pair.sync(weights)
+    consumed = []
+
+    def other():
+        for name, tensor in weights.items():
+            yield name, tensor[:1] if name == "k" else tensor
+            consumed.append(name)
+
+    with pytest.raises(SyncError, match="tensor 2"):
+        pair.publisher.stage(other())
+    assert consumed == list(weights), "the trainer's generator is a collective and must be used up"
+    assert pair.publisher.acked is None
+
+
+def test_a_name_the_engine_does_not_know_is_the_engines_own_error():
+    pair = Pair([ToyEngine()])
+    with pytest.raises(EngineFailedError, match="_load_typo"):
+        pair.sync({**checkpoint(), "typo": torch.zeros(3)})
+
+
+def test_an_audit_finds_an_engine_whose_loader_gives_something_else():
+    pair = Pair([ToyEngine()], audit_every=2)
+    pair.sync(checkpoint())
+    pair.engines[0]._load_norm = lambda weight: pair.engines[0].tensors["norm"].copy_(weight + 1)
+    with pytest.raises(AuditMismatchError, match="norm"):
+        pair.sync(checkpoint())
+    del pair.engines[0]._load_norm
+    assert pair.sync(checkpoint()).seeded_workers == 1
+    assert pair.holds(checkpoint())
+
+
+def test_a_refused_worker_goes_back_to_work():
+    pair = Pair([ToyEngine()])
+    hub = InProcessHub()
+    end = hub.connect("rank 0")
+    import threading
+
+    errors = []
+
+    def engine():
+        try:
+            pair.subscribers[0].sync(end, 10)
+        except SyncError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    pair.publisher.refuse(hub, 1, "ValueError: staging failed")
+    thread.join(10)
+    assert errors == ["the trainer aborted the sync: ValueError: staging failed"]

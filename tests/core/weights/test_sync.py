@@ -1,0 +1,157 @@
+"""Publisher and subscriber together, against engines that load like real ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_engine import Pair, ToyEngine, checkpoint
+
+LAYOUTS = {"one rank": [(0, 1)], "two ranks": [(0, 2), (1, 2)], "two replicas of two ranks": [(0, 2), (1, 2)]}
+
+
+def nudge(weights: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    moved = {name: w + scale * torch.randn(w.shape, generator=generator).to(w.dtype) for name, w in weights.items()}
+    moved["lm_head"] = moved["embed"]
+    return moved
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_engines_hold_what_a_dense_load_gives_after_every_sync(ranks, dtype):
+    pair = Pair([ToyEngine(rank, size, dtype) for rank, size in ranks])
+    weights = checkpoint()
+    for step, scale in enumerate([0.0, 1e-3, 0.0, 1e-2, 1.0]):
+        weights = nudge(weights, scale, step)
+        report = pair.sync(weights)
+        assert pair.holds(weights), f"sync {step}"
+        assert pair.errors == [None] * len(ranks)
+        assert report.seeded_workers == (len(ranks) if step == 0 else 0)
+
+
+def test_an_update_without_changes_still_advances_the_version():
+    pair = Pair([ToyEngine()])
+    first = pair.sync(checkpoint())
+    second = pair.sync(checkpoint())
+    assert (second.base, second.target, second.changed_elements) == (first.target, first.target + 1, 0)
+    assert pair.subscribers[0].version == second.target
+
+
+SPECIAL = {
+    "negative zero": (0.0, -0.0),
+    "a real NaN": (1.0, float("nan")),
+    "infinity": (1.0, float("-inf")),
+    "smallest denormal": (0.0, 1e-40),
+    "back from NaN": (float("nan"), 0.5),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), SPECIAL.values(), ids=SPECIAL)
+def test_special_values_arrive_bit_for_bit(before, after):
+    pair = Pair([ToyEngine(dtype=torch.float32)])
+    weights = checkpoint()
+    for name in ("q", "norm", "router", "embed"):
+        weights[name].reshape(-1)[3] = before
+    pair.sync(weights)
+    for name in ("q", "norm", "router", "embed"):
+        weights[name].reshape(-1)[3] = after
+    report = pair.sync(weights)
+    assert pair.holds(weights)
+    assert report.seeded_workers == 0
+    assert report.changed_elements == 4
+
+
+def test_the_same_nan_is_no_change_and_another_payload_is():
+    pair = Pair([ToyEngine(dtype=torch.float32)])
+    weights = checkpoint()
+    bits = weights["norm"].view(torch.int32)
+    bits[0] = 0x7FC00001
+    pair.sync(weights)
+    assert pair.sync(weights).changed_elements == 0
+    bits[0] = 0x7FA00002  # signalling, another payload
+    assert pair.sync(weights).changed_elements == 1
+    assert pair.engines[0].tensors["norm"].view(torch.int32)[0] == 0x7FA00002
+
+
+def test_every_tensor_keeps_its_own_dtype():
+    """A router in fp32 inside a bf16 model must not lose bits on the way (prime-rl #3520)."""
+    pair = Pair([ToyEngine()])
+    weights = checkpoint()
+    pair.sync(weights)
+    weights["router"][0, 0] += 1e-6
+    report = pair.sync(weights)
+    assert report.changed_elements == 1
+    assert torch.equal(pair.engines[0].tensors["router"], weights["router"])
+
+
+def test_non_contiguous_trainer_tensors_are_read_in_their_logical_order():
+    """vLLM #57130: a strided source must not send its raw storage."""
+    pair = Pair([ToyEngine()])
+    weights = checkpoint()
+    weights["q"] = weights["q"].t().contiguous().t()
+    weights["gate"] = torch.stack([weights["gate"], weights["gate"] * 0], dim=-1)[..., 0]
+    assert not weights["q"].is_contiguous()
+    assert not weights["gate"].is_contiguous()
+    pair.sync(weights)
+    weights["q"][1, 2] += 1
+    weights["gate"][5, 6] -= 1
+    assert pair.sync(weights).changed_elements == 2
+    assert pair.holds(weights)
+
+
+def test_vocabulary_padding_becomes_what_the_loader_writes():
+    pair = Pair([ToyEngine()])
+    pair.sync(checkpoint())
+    assert torch.equal(pair.engines[0].tensors["embed"][50:], torch.zeros(14, 24, dtype=torch.bfloat16))
+
+
+def test_only_changes_travel():
+    pair = Pair([ToyEngine()])
+    weights = checkpoint()
+    del weights["flipped"]
+    seed = pair.sync(weights)
+    weights["o"][0, 0] += 1
+    delta = pair.sync(weights)
+    assert delta.payload_bytes < 200 < seed.payload_bytes
+
+
+def test_a_dense_publisher_ships_everything_every_time():
+    pair = Pair([ToyEngine()], dense=True)
+    weights = checkpoint()
+    sizes = [pair.sync(weights).payload_bytes for _ in range(3)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert pair.holds(weights)
+
+
+@pytest.mark.parametrize("chunk", [64, 1000, 1 << 20])
+def test_chunks_of_any_size_add_up(chunk):
+    pair = Pair([ToyEngine()], chunk_bytes=chunk, audit_every=1)
+    weights = checkpoint()
+    for step in range(3):
+        weights = nudge(weights, 1e-2, step)
+        assert pair.sync(weights).audited_tensors == 7
+        assert pair.holds(weights)
+
+
+def test_memory_is_checked_against_the_trainer_not_only_the_message():
+    """Something else wrote one element of the engine: the next full verification must find it."""
+    from slipstream.core.weights import FingerprintMismatchError
+
+    pair = Pair([ToyEngine()], verify_every=2)
+    weights = checkpoint()
+    pair.sync(weights)
+    pair.engines[0].tensors["gate_up"][1, 2, 3] += 1
+    with pytest.raises(FingerprintMismatchError, match="up"):
+        pair.sync(weights)
+
+
+def test_a_change_on_a_damaged_element_is_noticed_at_once():
+    from slipstream.core.weights import FingerprintMismatchError
+
+    pair = Pair([ToyEngine()], verify_every=0)
+    weights = checkpoint()
+    pair.sync(weights)
+    pair.engines[0].tensors["norm"][3] += 1
+    weights["norm"][3] += 5
+    with pytest.raises(FingerprintMismatchError, match="norm"):
+        pair.sync(weights)

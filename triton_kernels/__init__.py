@@ -1,0 +1,25 @@
+"""Bit-exact kernels for weight sync: find what changed, apply it elsewhere, prove that both sides agree.
+
+Every operation is one package with four faces: the dispatcher (`__init__`), the reference twin that specifies it
+(`reference`), a numba twin for host tensors (`cpu`) and Triton kernels for CUDA and HIP tensors (`gpu`). All of them
+work on integer bits, never on floats, so NaN payloads and signed zeros survive. numba and triton are imported when an
+operation first needs them, not with this package.
+"""
+
+from .bits import as_bits, as_unsigned_numpy
+from .box import Box, normalise
+from .extract import extract_changes
+from .fingerprint import fingerprint
+from .scatter import Applied, scatter_changes, undo
+
+__all__ = [
+    "Applied",
+    "Box",
+    "as_bits",
+    "as_unsigned_numpy",
+    "extract_changes",
+    "fingerprint",
+    "normalise",
+    "scatter_changes",
+    "undo",
+]

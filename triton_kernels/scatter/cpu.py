@@ -1,0 +1,122 @@
+"""The scatter on the host: find the box's part of the positions by bisection, count hits, then write, over threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..bits import as_unsigned_numpy
+from ..box import Box
+from ..fingerprint.cpu import box_arrays, mix
+from ..fingerprint.reference import MODULUS
+from ..jit import jit
+from ..threads import run, split
+from .applied import Applied, order_error
+
+LEAST = 1 << 15  # changes a thread takes at least
+BATCH = 256  # its cache lines fit the first-level cache
+
+Ints = NDArray[np.int64]
+
+
+@jit
+def ascending(positions: Ints, start: int, stop: int) -> bool:
+    """Whether positions[start:stop] ascend strictly, each also above the one before `start` (-1 before the first)."""
+    before = positions[start - 1] if start > 0 else -1
+    good = True
+    for n in range(start, stop):
+        good &= positions[n] > before
+        before = positions[n]
+    return good
+
+
+@jit
+def locate(rest: int, dst: int, sizes: Ints, src_strides: Ints, dst_strides: Ints) -> int:
+    """Destination index of the element `rest` >= 0 after the box's first source index, or -1 outside the box."""
+    for j in range(sizes.size):
+        k = rest if src_strides[j] == 1 else rest // src_strides[j]
+        if k >= sizes[j]:
+            return -1
+        rest -= k * src_strides[j]
+        dst += k * dst_strides[j]
+    return dst if rest == 0 else -1
+
+
+@jit
+def count_hits(
+    positions: Ints, src_offset: int, sizes: Ints, src_strides: Ints, dst_strides: Ints, start: int, stop: int
+) -> int:
+    """How many of positions[start:stop], all >= src_offset, lie in the box."""
+    hits = 0
+    for n in range(start, stop):
+        hits += locate(positions[n] - src_offset, 0, sizes, src_strides, dst_strides) >= 0
+    return hits
+
+
+@jit
+def write_hits(
+    storage: NDArray[Any],
+    positions: Ints,
+    values: NDArray[Any],
+    src_offset: int,
+    dst_offset: int,
+    sizes: Ints,
+    src_strides: Ints,
+    dst_strides: Ints,
+    start: int,
+    stop: int,
+    dst_index: Ints,
+    old_values: NDArray[Any],
+    at: int,
+) -> Any:
+    """Write the changes [start, stop) that lie in the box; save index and old value from `at` on; return their delta.
+
+    for each batch of 256 changes:
+        list the hits; read all old values (nothing depends on them, so many cache misses run at once);
+        then, in cache: delta += mix(i) * (new - old) mod 2**64; storage[s] = new
+    """
+    delta = np.uint64(0)
+    taken = np.empty(BATCH, np.int64)
+    for begin in range(start, stop, BATCH):
+        hits = 0
+        for n in range(begin, min(begin + BATCH, stop)):
+            dst = locate(positions[n] - src_offset, dst_offset, sizes, src_strides, dst_strides)
+            if dst >= 0:
+                dst_index[at + hits] = dst
+                taken[hits] = n
+                hits += 1
+        for h in range(hits):
+            old_values[at + h] = storage[dst_index[at + h]]
+        for h in range(hits):
+            new = values[taken[h]]
+            delta += mix(positions[taken[h]]) * (np.uint64(new) - np.uint64(old_values[at + h]))
+            storage[dst_index[at + h]] = new
+        at += hits
+    return delta
+
+
+def write(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Applied:
+    """Apply changes to a 1-D contiguous host bits storage through a normalised box that fits it."""
+    at, data, new = positions.numpy(), as_unsigned_numpy(storage), as_unsigned_numpy(values)
+    if not all(run(lambda start, stop: ascending(at, start, stop), split(at.size, LEAST))):
+        raise order_error()
+    first, end = (int(n) for n in np.searchsorted(at, [box.src_offset, box.src_offset + box.span]))
+    arrays = box_arrays(box)
+    ranges = [(first + start, first + stop) for start, stop in split(end - first, LEAST)]
+    if box.span == box.numel:  # no gaps: every position in range is a hit
+        hits = [stop - start for start, stop in ranges]
+    else:
+        hits = run(lambda start, stop: int(count_hits(at, box.src_offset, *arrays, start, stop)), ranges)
+    begins = dict(zip((start for start, _ in ranges), np.cumsum([0, *hits]), strict=False))
+    dst_index, old_values = np.empty(sum(hits), np.int64), np.empty(sum(hits), data.dtype)
+
+    def piece(start: int, stop: int) -> int:
+        offsets, out = (box.src_offset, box.dst_offset), (dst_index, old_values)
+        return int(write_hits(data, at, new, *offsets, *arrays, start, stop, *out, int(begins[start])))
+
+    delta = sum(run(piece, ranges)) % MODULUS
+    return Applied(torch.from_numpy(dst_index), torch.from_numpy(old_values).view(storage.dtype), delta)
