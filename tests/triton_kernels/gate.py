@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +46,7 @@ def cases() -> list[Case]:
         label, kind = f"{width} tail" if tail else width, {"tail": tail}
         data = {"old": width, "new": width}
         slots = {"counts": "i32", "slot_offsets": "i16", "slot_values": width}
-        dense = () if tail else ("old", "new")
+        dense: tuple[str, ...] = () if tail else ("old", "new")
         found.append(
             Case(f"scan {label}", extract.scan_kernel, extract.WARPS, data | slots, block | room | kind, dense)
         )
@@ -127,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

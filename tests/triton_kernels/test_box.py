@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.triton_kernels import Box, normalise
@@ -28,6 +28,7 @@ def pairs(box: Box) -> set[tuple[int, int]]:
     return set(zip(src.tolist(), dst.tolist(), strict=True))
 
 
+@settings(deadline=None)
 @given(boxes())
 def test_normalising_keeps_the_pairs_and_is_idempotent(box: Box) -> None:
     result = normalise(box)

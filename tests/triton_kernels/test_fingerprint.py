@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.triton_kernels import Box, as_bits, fingerprint, normalise
@@ -55,6 +55,7 @@ def test_shards_add_up_and_threads_do_not_matter() -> None:
     assert sum(map(int, pieces)) % MODULUS == whole
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**40), st.integers(1, 50), st.integers(2, 90))
 def test_shards_of_any_cut_add_up(offset: int, cut: int, size: int) -> None:
     bits, cut = as_bits(random_bits(size, torch.float32)), min(cut, size)
@@ -63,6 +64,7 @@ def test_shards_of_any_cut_add_up(offset: int, cut: int, size: int) -> None:
     assert sum(fingerprint(bits, part) for part in parts) % MODULUS == fingerprint(bits, whole)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 499), st.integers(0, 499))
 def test_swapping_two_different_elements_shows(one: int, other: int) -> None:
     bits = as_bits(changed_copy(random_bits(500, torch.bfloat16), 1.0))

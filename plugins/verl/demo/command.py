@@ -53,7 +53,7 @@ def training_overrides(
     tensor_parallel: int = 1,
     rollout_gpus: int = 0,
     trainer_mode: TrainerMode = "sync",
-    prompts_per_step: int = 16,
+    prompts_per_step: int = 8,
     samples_per_prompt: int = 8,
     prompt_length: int = 32,
     response_length: int = 8,
@@ -89,7 +89,7 @@ def training_overrides(
     asynchronous = trainer_mode != "sync"
     samples = prompts_per_step * samples_per_prompt
     sampler = "PromptReplayBufferAsync" if asynchronous else "PromptReplayBuffer"
-    gpus = trainer_gpus + (rollout_gpus if trainer_mode == "separate_async" else 0)
+    gpus = trainer_gpus + rollout_gpus
     result = [
         "algorithm.adv_estimator=grpo",
         f"data.train_files={train_file}",
@@ -158,28 +158,30 @@ def training_overrides(
             f"{_ROLLOUT}.nnodes=1",
             f"{_ROLLOUT}.n_gpus_per_node={rollout_gpus}",
             "trainer.v1.separate_async.parameter_sync_step=1",
-            f"{_ACTOR}.use_rollout_log_probs=true",
         ]
     return [*result, *overrides]
 
 
-def training_environment(folder: Path, threads: int = 1) -> dict[str, str]:
+def training_environment(folder: Path, gpus: int = 1, threads: int = 1) -> dict[str, str]:
     """Return the environment variables of a run.
 
     Args:
         folder: Where the run writes.
+        gpus: Pretended GPUs in all; Ray refuses to pretend more than it may see.
         threads: Threads per compute process. One is fastest on two cores, where several processes take turns.
     """
     return {
         "VERL_USE_EXTERNAL_MODULES": "slipstream.plugins.verl.cpu",
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_niceness": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -199,7 +201,7 @@ def training_command(
     tensor_parallel: int = 1,
     rollout_gpus: int = 0,
     trainer_mode: TrainerMode = "sync",
-    prompts_per_step: int = 16,
+    prompts_per_step: int = 8,
     samples_per_prompt: int = 8,
     prompt_length: int = 32,
     response_length: int = 8,
@@ -240,7 +242,7 @@ def training_command(
     )
     return TrainingCommand(
         argv=(python, "-m", "verl.trainer.main_ppo", *arguments),
-        env=training_environment(folder, threads),
+        env=training_environment(folder, trainer_gpus + rollout_gpus, threads),
         folder=folder,
         steps=steps,
     )

@@ -40,13 +40,12 @@ class ModelSpec:
 
     hidden_size: int = 256
     intermediate_size: int = 768
-    layers: int = 4
+    layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    vocabulary: int = 320
     digits: int = task.DIGITS
-    steps: int = 600
-    batch: int = 96
+    steps: int = 400
+    batch: int = 64
     learning_rate: float = 2e-3
     seed: int = 0
 
@@ -90,7 +89,8 @@ def _build(spec: ModelSpec, tokenizer: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=spec.vocabulary,
+        # Exactly the tokenizer's: verl masks every other token in the rollout engine, but not in the trainer.
+        vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         num_hidden_layers=spec.layers,

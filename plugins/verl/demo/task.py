@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 DATA_SOURCE = "slipstream/ascending-digits"
-DIGITS = 5
+DIGITS = 4
 """Length of a number; the response is as long, plus the end token."""
 
 STYLES: dict[str, float] = {"ascending": 0.25, "descending": 0.45, "unchanged": 0.30}

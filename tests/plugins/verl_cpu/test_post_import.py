@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from slipstream.plugins.verl.post_import import after_import
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package `late` with two modules, importable and not yet imported."""
     folder = tmp_path / "late"
     folder.mkdir()
@@ -81,6 +82,8 @@ def test_failing_callback_fails_the_import_every_time(package: Path) -> None:
 def test_callback_may_wait_for_another_module(package: Path) -> None:
     seen: list[str] = []
     after_import("late.one", lambda one: after_import("late.two", lambda two: seen.append(two.__name__)))
+    importlib.import_module("late.one")
+    assert seen == []
     importlib.import_module("late.two")
     assert seen == ["late.two"]
 

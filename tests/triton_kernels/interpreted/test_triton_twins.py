@@ -58,12 +58,18 @@ def check_scatter(storage: torch.Tensor, box: Box, positions: torch.Tensor, valu
 
 
 @pytest.mark.parametrize("density", DENSITIES.values(), ids=DENSITIES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES[:-1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_extract(dtype: torch.dtype, size: int, density: float) -> None:
     old = random_bits(size, dtype)
-    sizes = {} if size > 65536 else {"block": 1024, "tile": 256}  # once as launched: a whole block and a tail
-    check_extract(old, changed_copy(old, density), **sizes)
+    check_extract(old, changed_copy(old, density), block=2048, tile=1024)
+
+
+@pytest.mark.parametrize("density", DENSITIES.values(), ids=DENSITIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2], ids=str)
+def test_extract_with_the_real_block(dtype: torch.dtype, density: float) -> None:
+    old = random_bits(SIZES[-1], dtype)  # a whole block and a tail
+    check_extract(old, changed_copy(old, density))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,7 +140,7 @@ def test_fingerprint(dtype: torch.dtype, size: int) -> None:
     assert fingerprint.total(bits, Box.identity(size), tile=256, tiles=4) == expected
 
 
-@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize(("box", "numel"), LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts(box: Box, numel: int, dtype: torch.dtype) -> None:
     old = as_bits(random_bits(ROWS * COLUMNS, dtype))
@@ -144,7 +150,7 @@ def test_layouts(box: Box, numel: int, dtype: torch.dtype) -> None:
     assert torch.equal(written, storage_of(new, box, numel))
     if box.numel:
         expected = fingerprint_reference.total(storage, normalise(box))
-        assert fingerprint.total(storage, normalise(box), tile=32, tiles=4) == expected
+        assert fingerprint.total(storage, normalise(box), tile=64, tiles=4) == expected
 
 
 @pytest.mark.parametrize("positions", [[1, 1], [2, 1], [-1, 0], [0, 9, 9]])

@@ -1,0 +1,116 @@
+"""The engine suite on the real vLLM: tied and untied heads, bf16 and fp32, one and two tensor-parallel workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny_qwen2
+import torch
+from engine_weight_sync import EngineWeightSync, Weights
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROMPTS = [[5, 9, 17, 33, 2], list(range(40, 70))]
+
+
+def start(folder: Path, dtype: str, tensor_parallel: int, load_format: str):
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+    )
+    from vllm import LLM
+
+    return LLM(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=8,
+        load_format=load_format,
+        tensor_parallel_size=tensor_parallel,
+        distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
+        worker_extension_cls="vllm_test_extension.TestExtension",
+    )
+
+
+class VllmRollout:
+    """A `RolloutEngine` over `vllm.LLM`."""
+
+    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int) -> None:
+        self._folder, self._tied, self._dtype, self.workers = folder, tied, dtype, workers
+        checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
+        self._llm = start(checkpoint, dtype, workers, "dummy")
+        self._fresh = 0
+
+    def sync(self, endpoint: str) -> None:
+        self._llm.collective_rpc("slipstream_sync", kwargs={"endpoint": endpoint, "timeout": 60.0})
+
+    def checksums(self) -> list[dict[str, str]]:
+        return self._llm.collective_rpc("slipstream_checksums")
+
+    def checksums_of_fresh_engine(self, weights: Weights) -> list[dict[str, str]]:
+        self._fresh += 1
+        folder = self._folder / f"fresh{self._fresh}"
+        tiny_qwen2.save(weights, folder, self._tied, getattr(torch, self._dtype))
+        llm = start(folder, self._dtype, self.workers, "auto")
+        try:
+            return llm.collective_rpc("slipstream_checksums")
+        finally:
+            del llm
+            gc.collect()
+
+    def lose_weights(self) -> None:
+        self._llm.collective_rpc("lose_weights")
+
+    def break_loader(self) -> Callable[[], None]:
+        self._llm.collective_rpc("break_writes", args=(True,))
+        return lambda: self._llm.collective_rpc("break_writes", args=(False,))
+
+    def generate(self) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        self._llm.reset_prefix_cache()
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+        outputs = self._llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+class VllmSuite(EngineWeightSync):
+    """Parameters of one engine; subclasses are collected."""
+
+    tied, dtype, workers = True, "bfloat16", 1
+
+    @pytest.fixture(scope="class")
+    def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRollout]:
+        rollout = VllmRollout(tmp_path_factory.mktemp("vllm"), self.tied, self.dtype, self.workers)
+        yield rollout
+        del rollout._llm
+        gc.collect()
+
+    @pytest.fixture
+    def weights(self) -> Weights:
+        return tiny_qwen2.build(self.tied)
+
+
+class TestTiedBf16(VllmSuite):
+    """The common case."""
+
+
+class TestUntiedFp32(VllmSuite):
+    """A separate output head, and a dtype in which nearly every bit pattern is its own."""
+
+    tied, dtype = False, "float32"
+
+
+class TestTwoTensorParallelWorkers(VllmSuite):
+    """Each worker holds its shards; both commit or neither."""
+
+    workers = 2
