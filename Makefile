@@ -6,7 +6,8 @@ SHELL := bash
 
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell $(p) -c 'print(1)' 2>/dev/null),$(p))) python3)
 BIN := .venv/bin
-CORES := $(shell nproc)
+# Types of the locked packages, without the installed slipstream: mypy would prefer it to the mapped tree.
+MYPY = $(BIN)/mypy --python-executable .venv/base/bin/python
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
@@ -33,8 +34,9 @@ check: env ## lint, formatting and types
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@echo "check: mypy (about a minute the first time)"
-	@MYPYPATH=.venv/typing $(BIN)/mypy -p slipstream.core -p slipstream.triton_kernels -p slipstream.plugins -p hydra_plugins
-	@MYPYPATH=env $(BIN)/mypy env/*.py
+	@MYPYPATH=.venv/typing $(MYPY) -p slipstream.core -p slipstream.triton_kernels -p slipstream.plugins \
+		-p hydra_plugins | sed -e 's|^\.venv/typing/slipstream/||' -e 's|^\.venv/typing/||'
+	@MYPYPATH=env $(MYPY) env/*.py
 
 format: env ## rewrite the sources in the project's format
 	@$(BIN)/ruff check --fix .

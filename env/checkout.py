@@ -83,13 +83,16 @@ class Checkout:
                 return False
             paths = os.pathsep.join(str(folder) for folder in cache.triton_dirs.values())
             (self.venv / "triton-paths").write_text(paths + "\n")
-            self._link_for_types()
+            self._link_for_types(cache.env)
             self._install()
             self.state.write_text(json.dumps({"base": base, "tree": tree}))
         return True
 
-    def _link_for_types(self) -> None:
+    def _link_for_types(self, base_env: Path) -> None:
         """A tree shaped like the import paths, for mypy: it does not know package-dir mappings."""
+        base = self.venv / "base"
+        base.unlink(missing_ok=True)
+        base.symlink_to(base_env)
         tree = self.venv / "typing"
         shutil.rmtree(tree, ignore_errors=True)
         (tree / "slipstream").mkdir(parents=True)

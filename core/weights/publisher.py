@@ -5,40 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
-from slipstream.core.weights.errors import (
-    AuditMismatchError,
-    EngineFailedError,
-    FingerprintMismatchError,
-    SyncError,
-    SyncTimeoutError,
-)
+from slipstream.core.weights.chunks import change_chunks, range_chunks
+from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
+from slipstream.core.weights.errors import AuditMismatchError, SyncError
 from slipstream.core.weights.fingerprints import MASK
-from slipstream.core.weights.messages import (
-    Abort,
-    Applied,
-    Audited,
-    Begin,
-    Commit,
-    Done,
-    Failed,
-    Hello,
-    Layout,
-    Message,
-    Table,
-    decode,
-    encode,
-)
+from slipstream.core.weights.layout import TensorLayout
+from slipstream.core.weights.messages import Abort, Begin, encode
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
-from slipstream.core.weights.wire import NO_BASE, Identity, changes_section, pack_frame, range_section
+from slipstream.core.weights.wire import NO_BASE, Identity, changes_section, range_section
+from slipstream.core.weights.wire.frame import U8
 
 logger = logging.getLogger(__name__)
 
@@ -96,16 +79,10 @@ class SyncReport:
     total_elements: int
     workers: int
     seeded_workers: int
+    audit_seconds: float = 0.0
+    """Time of the audit alone; not part of `deliver_seconds`."""
     audited_tensors: int = 0
-    """Engine tensors compared with a dense load; 0 when this sync was not audited."""
-
-
-@dataclass
-class _Peer:
-    hello: Hello
-    layout: tuple[str, Layout]
-    """Digest and content."""
-    seeded: bool = False
+    """Engine tensors compared with a dense load and found equal; 0 when this sync was not audited."""
 
 
 class Publisher:
@@ -118,7 +95,7 @@ class Publisher:
         self._acked: int | None = None
         self._table: Checkpoint | None = None
         self._snapshot = Snapshot(settings.keep_on_device)
-        self._layouts: dict[str, tuple[str, Layout]] = {}  # by worker name
+        self._layouts: dict[str, WorkerLayout] = {}  # by worker name
         self._expected: dict[str, list[int]] = {}  # layout digest -> fingerprints at the acknowledged version
 
     @property
@@ -190,35 +167,44 @@ class Publisher:
             In every case but AuditMismatchError the workers keep their old weights and the snapshot its version.
         """
         start = time.perf_counter()
-        peers: dict[bytes, _Peer] = {}
+        delivery = Delivery(channel, update.table, self._settings.timeout)
         try:
-            self._handshake(update, channel, workers, peers)
-            payload = self._send(update, channel, peers)
-            expected = self._confirm(update, channel, peers)
+            delivery.handshake(workers, self._layouts)
+            self._adopt(update, delivery)
+            seeded = self._to_seed(update, delivery)
+            payload = self._send(update, delivery, seeded)
+            expected = {
+                layout.digest: self._expected_fingerprints(update, layout) for layout in delivery.distinct_layouts()
+            }
+            delivery.confirm(expected)
         except BaseException as error:
             agree(False)
-            self._give_up(update, channel, peers, f"{type(error).__name__}: {error}")
+            self._give_up(update, delivery, f"{type(error).__name__}: {error}")
             raise
         if not agree(True):
             reason = "another trainer rank could not deliver its weights"
-            self._give_up(update, channel, peers, reason)
+            self._give_up(update, delivery, reason)
             raise SyncError(f"{reason}; its own error says why. All engines keep their old weights.")
         base = self._acked
         self._snapshot.commit()
         self._acked, self._expected = update.target, expected
-        audited = self._commit(update, channel, peers)
+        audit = self._audit_chunks(update)
+        delivery.commit(len(audit))
+        delivered = time.perf_counter()
+        audited = self._audit(update, audit, delivery)
         return SyncReport(
             run=self.run,
             base=None if update.seed else base,
             target=update.target,
             stage_seconds=update.seconds,
-            deliver_seconds=time.perf_counter() - start,
+            deliver_seconds=delivered - start,
             payload_bytes=payload,
             dense_bytes=update.table.dense_bytes * workers,
             changed_elements=update.changed,
             total_elements=update.table.elements,
             workers=workers,
-            seeded_workers=sum(peer.seeded for peer in peers.values()),
+            seeded_workers=len(seeded),
+            audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
         )
 
@@ -249,24 +235,9 @@ class Publisher:
             dense = self._snapshot.dense(index)
             update.sections.append(changes_section(index, *changes, dense, spec.numel, dtype.itemsize))
 
-    def _handshake(self, update: Update, channel: PublisherChannel, workers: int, peers: dict[bytes, _Peer]) -> None:
-        hellos: dict[bytes, Hello] = {}
-        while len(peers) < workers:
-            peer, message = self._next(channel)
-            if isinstance(message, Hello):
-                hellos[peer] = message
-                known = self._layouts.get(message.worker)
-                if known is not None and message.table == update.table.digest:
-                    peers[peer] = _Peer(message, known)
-                else:
-                    channel.send(peer, encode(Table(update.table.specs)))
-            elif isinstance(message, Layout) and peer in hellos:
-                hello = hellos[peer]
-                self._layouts[hello.worker] = (update.table.layout_digest(message.tensors), message)
-                peers[peer] = _Peer(Hello(hello.worker, None, None, None), self._layouts[hello.worker])
-            else:
-                raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
-        merged = merge_layouts(update.table.specs, {p.hello.worker: p.layout[1].tensors for p in peers.values()})
+    def _adopt(self, update: Update, delivery: Delivery) -> None:
+        """Take over how the engines hold the tensors, or check that it is what the update was staged for."""
+        merged = merge_layouts(update.table.specs, delivery.layouts())
         if update.seed:
             update.table.adopt(merged)
             self._fill_snapshot(update)
@@ -275,9 +246,6 @@ class Publisher:
                 "an engine worker joined with another layout than the weights were staged for; restart it with the "
                 "settings of the others"
             )
-        for entry in peers.values():
-            held = entry.hello.run == self.run and entry.hello.version == self._acked
-            entry.seeded = update.seed or not held
 
     def _fill_snapshot(self, update: Update) -> None:
         for index, value in update.raw.items():
@@ -287,179 +255,76 @@ class Publisher:
         if not update.audit:
             update.raw.clear()
 
-    def _send(self, update: Update, channel: PublisherChannel, peers: dict[bytes, _Peer]) -> int:
-        sent = 0
+    def _to_seed(self, update: Update, delivery: Delivery) -> list[bytes]:
+        """Workers that do not hold the acknowledged version of this run."""
+        held = (self.run, self._acked)
+        return [
+            address
+            for address, peer in delivery.peers.items()
+            if update.seed or (peer.hello.run, peer.hello.version) != held
+        ]
+
+    def _send(self, update: Update, delivery: Delivery, seeded: list[bytes]) -> int:
+        limit = self._settings.chunk_bytes
         verify = self._settings.verify_every > 0 and self._attempts % self._settings.verify_every == 0
-        for seeded in (False, True):
-            group = [peer for peer, entry in peers.items() if entry.seeded is seeded]
-            if not group:
-                continue
-            base = None if seeded else self._acked
-            chunks = (
-                self._seed_chunks(update) if seeded else _group_by_size(update.sections, self._settings.chunk_bytes)
-            )
-            identity = Identity(self.run, NO_BASE if base is None else base, update.target)
-            for peer in group:
-                channel.send(peer, encode(Begin(self.run, base, update.target, len(chunks), verify)))
-            for index, chunk in enumerate(chunks):
-                frame = pack_frame(identity, index, chunk() if callable(chunk) else chunk)
-                for peer in group:
-                    self._send_frame(channel, peer, frame)
-                    sent += len(frame)
+        behind = [address for address in delivery.peers if address not in seeded]
+        sent = 0
+        for group, base, make in (
+            (behind, self._acked, lambda: change_chunks(update.sections, limit)),
+            (seeded, None, lambda: self._seed_chunks(update)),
+        ):
+            if group:
+                chunks = make()
+                begin = Begin(self.run, base, update.target, len(chunks), verify)
+                sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
         return sent
 
-    def _send_frame(self, channel: PublisherChannel, peer: bytes, frame: bytes) -> None:
-        try:
-            channel.send(peer, frame)
-        except SyncTimeoutError:
-            self._next(channel, timeout=2.0)  # a worker that stopped reading has usually said why
-            raise
-
-    def _seed_chunks(self, update: Update) -> list[Callable[[], Iterator[list[bytes]]]]:
+    def _seed_chunks(self, update: Update) -> list[Chunk]:
         table = update.table
-        items = [(i, table.dtypes[i].itemsize) for i, kind in enumerate(table.kinds) if kind != "unused"]
-        return _range_chunks(table, items, self._snapshot.dense, self._settings.chunk_bytes)
+        tensors = [(i, table.dtypes[i].itemsize) for i, kind in enumerate(table.kinds) if kind != "unused"]
+        return range_chunks(table, tensors, self._snapshot.dense, self._settings.chunk_bytes)
 
-    def _confirm(self, update: Update, channel: PublisherChannel, peers: dict[bytes, _Peer]) -> dict[str, list[int]]:
-        """Wait until every worker has applied, and check what it holds; return the fingerprints by layout."""
-        expected: dict[str, list[int]] = {}
-        for digest, layout in {entry.layout[0]: entry.layout[1] for entry in peers.values()}.items():
-            known = None if update.seed else self._expected.get(digest)
-            expected[digest] = [
-                self._expect(update, tensor, index, known) for index, tensor in enumerate(layout.tensors)
-            ]
-        for peer, message in self._collect(channel, peers, Applied):
-            entry = peers[peer]
-            want = np.array(expected[entry.layout[0]], "<u8")
-            got = np.frombuffer(message.fingerprints, "<u8")
-            wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))
-            if wrong.size:
-                names = [update.table.specs[i].name for i in wrong[:5]]
-                raise FingerprintMismatchError(
-                    f"{entry.hello.worker} holds other bits than the trainer sent in {wrong.size} of {want.size} "
-                    f"tensors, for example {names}. Something else writes its weights, or its memory is damaged."
-                )
-        return expected
+    def _expected_fingerprints(self, update: Update, layout: WorkerLayout) -> list[int]:
+        known = None if update.seed else self._expected.get(layout.digest)
 
-    def _expect(self, update: Update, layout: object, index: int, known: list[int] | None) -> int:
-        from slipstream.core.weights.layout import TensorLayout
+        def expect(index: int, tensor: TensorLayout) -> int:
+            if not tensor.pieces:
+                return 0
+            if known is None:
+                return self._snapshot.expected(tensor, index)
+            return (known[index] + self._snapshot.expected_change(tensor, index)) & MASK
 
-        assert isinstance(layout, TensorLayout)
-        if not layout.pieces or update.table.kinds[index] != "mapped":
-            return 0
-        if known is None:
-            return self._snapshot.expected(layout, index)
-        return (known[index] + self._snapshot.expected_change(layout, index)) & MASK
+        return [expect(index, tensor) for index, tensor in enumerate(layout.tensors)]
 
-    def _commit(self, update: Update, channel: PublisherChannel, peers: dict[bytes, _Peer]) -> int:
-        chunks: list[Callable[[], Iterator[list[bytes]]]] = []
-        if update.audit:
-            items = [(i, spec.torch_dtype.itemsize) for i, spec in enumerate(update.table.specs)]
-            raw = update.raw
-            chunks = _range_chunks(
-                update.table,
-                items,
-                lambda i: raw[i].contiguous().reshape(-1).view(torch.uint8).numpy(),
-                self._settings.chunk_bytes,
-            )
-        for peer in peers:
-            channel.send(peer, encode(Commit(len(chunks))))
-        for _ in self._collect(channel, peers, Done):
-            pass
+    def _audit_chunks(self, update: Update) -> list[Chunk]:
+        if not update.audit:
+            return []
+
+        def read(index: int) -> U8:
+            array: U8 = update.raw[index].contiguous().reshape(-1).view(torch.uint8).numpy()
+            return array
+
+        tensors = [(index, spec.torch_dtype.itemsize) for index, spec in enumerate(update.table.specs)]
+        return range_chunks(update.table, tensors, read, self._settings.chunk_bytes)
+
+    def _audit(self, update: Update, chunks: list[Chunk], delivery: Delivery) -> int:
         if not update.audit:
             return 0
-        identity = Identity(self.run, NO_BASE, update.target)
-        for index, chunk in enumerate(chunks):
-            frame = pack_frame(identity, index, chunk())
-            for peer in peers:
-                self._send_frame(channel, peer, frame)
-        compared = 0
-        for peer, outcome in self._collect(channel, peers, Audited):
-            compared += outcome.compared
-            if outcome.different:
-                self._forget()
-                raise AuditMismatchError(
-                    f"audit of version {update.target} on {peers[peer].hello.worker}: a dense load by the engine's own "
-                    f"loader changes {len(outcome.different)} of {outcome.compared} tensors, for example "
-                    f"{outcome.different[:3]}"
-                )
-        return compared
+        try:
+            return delivery.audit(self._identity(None, update.target), chunks)
+        except AuditMismatchError:
+            self._forget()
+            raise
 
-    def _collect(
-        self, channel: PublisherChannel, peers: dict[bytes, _Peer], kind: type[Message]
-    ) -> Iterator[tuple[bytes, Message]]:
-        waiting = set(peers)
-        while waiting:
-            peer, message = self._next(channel)
-            if not isinstance(message, kind) or peer not in waiting:
-                raise SyncError(f"expected {kind.__name__} from a worker, got {type(message).__name__}")
-            waiting.discard(peer)
-            yield peer, message
+    def _identity(self, base: int | None, target: int) -> Identity:
+        return Identity(self.run, NO_BASE if base is None else base, target)
 
-    def _next(self, channel: PublisherChannel, timeout: float | None = None) -> tuple[bytes, Message]:
-        peer, data = channel.receive(self._settings.timeout if timeout is None else timeout)
-        message = decode(data)
-        if isinstance(message, Failed):
-            raise EngineFailedError(
-                f"an engine worker could not apply the update: {message.error}\n{message.traceback}"
-            )
-        return peer, message
-
-    def _give_up(self, update: Update, channel: PublisherChannel, peers: dict[bytes, _Peer], reason: str) -> None:
+    def _give_up(self, update: Update, delivery: Delivery, reason: str) -> None:
         self._snapshot.roll_back()
         if update.seed:
             self._acked = None
-        for peer in peers:
-            try:
-                channel.send(peer, encode(Abort(reason)))
-            except SyncError:
-                logger.debug("worker %r is gone; nothing to abort there", peer)
+        delivery.abort(reason)
 
     def _forget(self) -> None:
         self._snapshot.roll_back()
         self._acked = None
-
-
-def _group_by_size(sections: list[list[bytes]], limit: int) -> list[list[list[bytes]]]:
-    groups: list[list[list[bytes]]] = []
-    size = limit
-    for section in sections:
-        section_size = sum(map(len, section))
-        if size + section_size > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(section)
-        size += section_size
-    return groups
-
-
-def _range_chunks(
-    table: Checkpoint,
-    items: list[tuple[int, int]],
-    read: Callable[[int], np.ndarray],
-    limit: int,
-) -> list[Callable[[], Iterator[list[bytes]]]]:
-    """Cut whole tensors into frames of about `limit` bytes; each entry makes the sections of one frame when called."""
-    frames: list[list[tuple[int, int, int, int]]] = []
-    size = limit
-    for tensor, width in items:
-        numel = table.specs[tensor].numel
-        first = 0
-        while first < numel or numel == 0:
-            if size >= limit:
-                frames.append([])
-                size = 0
-            count = min(numel - first, max(1, (limit - size) // width))
-            frames[-1].append((tensor, first, count, width))
-            size += max(1, count * width)
-            first += count
-            if numel == 0:
-                break
-
-    def make(frame: list[tuple[int, int, int, int]]) -> Callable[[], Iterator[list[bytes]]]:
-        return lambda: (
-            range_section(tensor, first, read(tensor)[first * width : (first + count) * width], width)
-            for tensor, first, count, width in frame
-        )
-
-    return [make(frame) for frame in frames]

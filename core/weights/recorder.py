@@ -125,6 +125,8 @@ class _Recorder(TorchDispatchMode):
             if not reason:
                 try:
                     for target, source in copies:
+                        if source.numel() == 0:
+                            continue
                         box = _box(source, target)
                         bits_dtype = as_bits(torch.empty(0, dtype=target.dtype)).dtype
                         key = (_storage_key(target), bits_dtype)

@@ -31,7 +31,7 @@ DATA_SOURCE = "slipstream/ascending-digits"
 DIGITS = 4
 """Length of a number; the response is as long, plus the end token."""
 
-STYLES: dict[str, float] = {"ascending": 0.25, "descending": 0.45, "unchanged": 0.30}
+STYLES: dict[str, float] = {"ascending": 0.40, "descending": 0.35, "unchanged": 0.25}
 """How often the pre-training answers in each way."""
 
 

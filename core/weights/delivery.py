@@ -1,0 +1,189 @@
+"""The publisher's side of one exchange with the engine workers; `messages` shows the order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from slipstream.core.weights.channel import PublisherChannel
+from slipstream.core.weights.checkpoint import Checkpoint
+from slipstream.core.weights.errors import (
+    AuditMismatchError,
+    EngineFailedError,
+    FingerprintMismatchError,
+    SyncError,
+    SyncTimeoutError,
+)
+from slipstream.core.weights.layout import TensorLayout
+from slipstream.core.weights.messages import (
+    Abort,
+    Applied,
+    Audited,
+    Begin,
+    Commit,
+    Done,
+    Failed,
+    Hello,
+    Layout,
+    Message,
+    Table,
+    decode,
+    encode,
+)
+from slipstream.core.weights.wire import Identity, pack_frame
+
+logger = logging.getLogger(__name__)
+_M = TypeVar("_M", bound=Message)
+
+Chunk = Callable[[], Iterable[list[bytes]]]
+"""Makes the sections of one frame when it is sent, so that a seed is never in memory twice."""
+
+_LAST_WORDS_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerLayout:
+    """The layout of one worker and the digest that workers with the same layout share."""
+
+    digest: str
+    tensors: tuple[TensorLayout, ...]
+
+
+@dataclass
+class Peer:
+    """One engine worker during an exchange."""
+
+    hello: Hello
+    layout: WorkerLayout | None = None
+
+
+class Delivery:
+    """One exchange. Every method raises the engine's error if a worker reports one, and a timeout if all are silent."""
+
+    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float) -> None:
+        self._channel = channel
+        self._table = table
+        self._timeout = timeout
+        self.peers: dict[bytes, Peer] = {}
+
+    def handshake(self, workers: int, known: dict[str, WorkerLayout]) -> None:
+        """Wait for `workers` workers and learn the layouts that are not in `known` (by worker name; updated)."""
+        while sum(peer.layout is not None for peer in self.peers.values()) < workers:
+            address, message = self._next()
+            if isinstance(message, Hello):
+                peer = self.peers[address] = Peer(message)
+                if message.worker in known and message.table == self._table.digest:
+                    peer.layout = known[message.worker]
+                else:
+                    self._channel.send(address, encode(Table(self._table.specs)))
+            elif isinstance(message, Layout) and address in self.peers:
+                worker = self.peers[address].hello.worker
+                layout = WorkerLayout(self._table.layout_digest(message.tensors), message.tensors)
+                # Recording a layout forgets the version, so the version of its Hello no longer counts.
+                self.peers[address] = Peer(Hello(worker, None, None, self._table.digest), layout)
+                known[worker] = layout
+            else:
+                raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
+
+    def layouts(self) -> dict[str, tuple[TensorLayout, ...]]:
+        """Layouts by worker name."""
+        return {peer.hello.worker: peer.layout.tensors for peer in self.peers.values() if peer.layout is not None}
+
+    def distinct_layouts(self) -> list[WorkerLayout]:
+        """One layout for each digest."""
+        return list({p.layout.digest: p.layout for p in self.peers.values() if p.layout is not None}.values())
+
+    def send_update(self, group: Sequence[bytes], begin: Begin, identity: Identity, chunks: Sequence[Chunk]) -> int:
+        """Send one update to the workers of `group`; return the bytes of all frames sent."""
+        for address in group:
+            self._channel.send(address, encode(begin))
+        return self._send_frames(group, identity, chunks)
+
+    def confirm(self, expected: dict[str, list[int]]) -> None:
+        """Wait until every worker has applied the update, and compare what it holds.
+
+        Args:
+            expected: fingerprints by layout digest, one a tensor.
+
+        Raises:
+            FingerprintMismatchError: a worker holds other bits.
+        """
+        for peer, message in self._collect(Applied):
+            assert peer.layout is not None
+            want = np.array(expected[peer.layout.digest], "<u8")
+            got = np.frombuffer(message.fingerprints, "<u8")
+            wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))
+            if wrong.size:
+                names = [self._table.specs[i].name for i in wrong[:5]]
+                raise FingerprintMismatchError(
+                    f"{peer.hello.worker} holds other bits than the trainer sent in {wrong.size} of {want.size} "
+                    f"tensors, for example {names}. Something else writes its weights, or its memory is damaged."
+                )
+
+    def commit(self, audit_frames: int) -> None:
+        """Make the update final on every worker."""
+        for address in self.peers:
+            self._channel.send(address, encode(Commit(audit_frames)))
+        for _ in self._collect(Done):
+            pass
+
+    def audit(self, identity: Identity, chunks: Sequence[Chunk]) -> int:
+        """Send the whole checkpoint for a dense load; return how many engine tensors were compared.
+
+        Raises:
+            AuditMismatchError: the dense load changed something.
+        """
+        self._send_frames(tuple(self.peers), identity, chunks)
+        compared = 0
+        for peer, outcome in self._collect(Audited):
+            compared += outcome.compared
+            if outcome.different:
+                raise AuditMismatchError(
+                    f"audit of version {identity.target} on {peer.hello.worker}: a dense load by the engine's own "
+                    f"loader changes {len(outcome.different)} of {outcome.compared} tensors, for example "
+                    f"{outcome.different[:3]}"
+                )
+        return compared
+
+    def abort(self, reason: str) -> None:
+        """Tell every worker seen so far to undo; one that is gone has nothing to undo."""
+        for address in self.peers:
+            try:
+                self._channel.send(address, encode(Abort(reason)))
+            except SyncError as error:
+                logger.debug("nothing to abort: %s", error)
+
+    def _send_frames(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
+        sent = 0
+        for index, chunk in enumerate(chunks):
+            frame = pack_frame(identity, index, chunk())
+            for address in group:
+                try:
+                    self._channel.send(address, frame)
+                except SyncTimeoutError:
+                    self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
+                    raise
+                sent += len(frame)
+        return sent
+
+    def _collect(self, kind: type[_M]) -> Iterator[tuple[Peer, _M]]:
+        waiting = set(self.peers)
+        while waiting:
+            address, message = self._next()
+            if not isinstance(message, kind) or address not in waiting:
+                raise SyncError(f"expected {kind.__name__} from a worker, got {type(message).__name__}")
+            waiting.discard(address)
+            yield self.peers[address], message
+
+    def _next(self, timeout: float | None = None) -> tuple[bytes, Message]:
+        address, data = self._channel.receive(self._timeout if timeout is None else timeout)
+        message = decode(data)
+        if isinstance(message, Failed):
+            raise EngineFailedError(
+                f"an engine worker could not apply the update: {message.error}\n{message.traceback}"
+            )
+        return address, message
