@@ -33,7 +33,7 @@ check: env ## lint, formatting and types
 	@echo "check: ruff"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@echo "check: mypy (about a minute the first time)"
+	@echo "check: mypy (two minutes the first time, then seconds)"
 	@MYPYPATH=.venv/typing $(MYPY) -p slipstream.core -p slipstream.triton_kernels -p slipstream.plugins \
 		-p hydra_plugins | sed -e 's|^\.venv/typing/slipstream/||' -e 's|^\.venv/typing/||'
 	@MYPYPATH=env $(MYPY) env/*.py

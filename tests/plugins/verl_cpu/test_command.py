@@ -50,9 +50,7 @@ def test_composes_with_verl(tmp_path: Path, mode: TrainerMode) -> None:
 def test_rollout_section_is_a_valid_dataclass(tmp_path: Path) -> None:
     from verl.utils.config import omega_conf_to_dataclass
 
-    config = compose(
-        training_overrides(model=tmp_path, train_file=tmp_path / "t.parquet", folder=tmp_path, steps=1)
-    )
+    config = compose(training_overrides(model=tmp_path, train_file=tmp_path / "t.parquet", folder=tmp_path, steps=1))
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     assert rollout.enable_sleep_mode is False
     assert rollout.agent.default_agent_loop == "seeded_single_turn_agent"

@@ -1,0 +1,154 @@
+"""Switching on and staying out of the way, on the real verl, each case in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+
+import pytest
+
+REPORT = """
+    import json, sys
+    import verl
+    light = sorted(m for m in ("torch.distributed.fsdp", "vllm", "numba", "zmq", "hydra") if m in sys.modules)
+    import verl.workers.rollout.replica as replica, verl.workers.rollout.base as base
+    import verl.checkpoint_engine as engines, verl.utils.config, verl.trainer.constants_ppo
+    from verl.trainer.ppo.v1 import trainer_base
+    print(json.dumps({
+        "loader": replica.RolloutReplicaRegistry._registry["vllm"].__module__,
+        "adapter": base._ROLLOUT_REGISTRY[("vllm", "async")],
+        "engine": "slipstream" in engines.CheckpointEngineRegistry._registry,
+        "update": engines.CheckpointEngineManager.update_weights.__wrapped__.__module__,
+        "consume": trainer_base.PPOTrainer._consume_sync_metrics.__code__.co_filename.rsplit("/", 1)[-1],
+        "our modules": sorted(m for m in sys.modules if m.startswith("slipstream.")),
+    }))
+"""
+
+
+def run(code: str, check: bool = True, arguments: Sequence[str] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("SLIPSTREAM_NODE", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env={**clean, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "slipstream.plugins.verl.cpu", **env},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=240,
+    )
+
+
+def report(**env: str) -> dict:
+    return json.loads(run(REPORT, **env).stdout.strip().splitlines()[-1])
+
+
+def node(**weight_sync: object) -> str:
+    return json.dumps({"weight_sync": weight_sync})
+
+
+@pytest.mark.parametrize("env", [{}, {"SLIPSTREAM_NODE": node(mode="native")}], ids=["no override", "native"])
+def test_without_the_override_verl_keeps_its_own_classes(env):
+    found = report(**env)
+    assert found["loader"] == "verl.workers.rollout.replica"
+    assert found["adapter"] == "verl.workers.rollout.vllm_rollout.ServerAdapter"
+    assert found["engine"] is False
+    assert found["consume"] == "trainer_base.py"
+    assert not [m for m in found["our modules"] if ".weights" in m or "triton" in m], "nothing of ours is loaded"
+
+
+def test_with_the_node_our_classes_are_in_place():
+    found = report(SLIPSTREAM_NODE=node(mode="delta"))
+    assert found["loader"] == "slipstream.plugins.verl.activation"
+    assert found["adapter"] == "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    assert found["engine"] is True
+    assert found["consume"] == "metrics.py"
+
+
+def test_a_renamed_seam_stops_the_run_where_the_replica_is_loaded():
+    code = """
+        import verl.workers.rollout.vllm_rollout.vllm_async_server as server
+        server.vLLMHttpServer._pick_sleep_level = server.vLLMHttpServer.__dict__["_resolve_sleep_level"]
+        del server.vLLMHttpServer._resolve_sleep_level
+        from verl.workers.rollout.replica import RolloutReplicaRegistry
+        RolloutReplicaRegistry.get("vllm")
+    """
+    result = run(code, check=False, SLIPSTREAM_NODE=node(mode="delta"))
+    assert result.returncode != 0
+    for part in ("SeamError", "vLLMHttpServer._resolve_sleep_level", "0.9.1", "slipstream/weight_sync=native"):
+        assert part in result.stderr
+
+
+def test_a_broken_node_is_not_swallowed_by_verl():
+    result = run("import verl.workers.rollout.replica", check=False, SLIPSTREAM_NODE=node(mod="delta"))
+    assert result.returncode != 0
+    assert "did you mean 'mode'" in result.stderr
+
+
+DRIVER = """
+    import json, sys
+    from hydra import compose, initialize_config_module
+    import verl
+    from verl.utils.config import validate_config
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+    results = []
+    for overrides in json.loads(sys.argv[1]):
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", overrides)
+        try:
+            validate_config(config=config, use_reference_policy=False, use_critic=False)
+            results.append(["ok", get_ppo_ray_runtime_env(config)["env_vars"].get("SLIPSTREAM_NODE", "absent")])
+        except Exception as error:
+            results.append([type(error).__name__, str(error)])
+    print(json.dumps(results))
+"""
+BASE = [
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.model.path=/nowhere",
+]
+ACCEPTED = {
+    "no override": [],
+    "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
+    "full": ["+slipstream=full"],
+}
+REFUSED = {
+    "a typo": (["+slipstream=sync", "+slipstream.weight_sync.audit_evry=1"], "did you mean 'audit_every'"),
+    "another engine": (["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=vllm"),
+    "data parallel engine": (["+slipstream=sync", "actor_rollout_ref.rollout.data_parallel_size=2"], "more replicas"),
+    "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
+    "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
+    "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=2"], "level"),
+    "an undiscovered group": (["+slipstream=sync", "~slipstream", "+slipstream='sync'"], "editable_mode=strict"),
+}
+
+
+@pytest.fixture(scope="module")
+def driven() -> dict[str, list[str]]:
+    """What verl's driver functions say to every command line, from one process that really imports verl."""
+    lines = {**ACCEPTED, **{name: overrides for name, (overrides, _) in REFUSED.items()}}
+    result = run(DRIVER, arguments=[json.dumps([[*BASE, *overrides] for overrides in lines.values()])])
+    return dict(zip(lines, json.loads(result.stdout.splitlines()[-1]), strict=True))
+
+
+def test_the_driver_carries_the_node_to_rays_processes(driven):
+    outcome, sent = driven["sync"]
+    assert outcome == "ok"
+    assert json.loads(sent)["weight_sync"]["mode"] == "delta"
+    assert json.loads(sent)["weight_sync"]["audit_every"] == 3
+    assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
+
+
+def test_the_driver_sends_nothing_without_the_override(driven):
+    assert driven["no override"] == ["ok", "absent"]
+
+
+@pytest.mark.parametrize(("name", "message"), [(name, message) for name, (_, message) in REFUSED.items()], ids=REFUSED)
+def test_the_driver_refuses_what_this_version_cannot_do(driven, name, message):
+    error, text = driven[name]
+    assert error == "ConfigError"
+    assert message in text
