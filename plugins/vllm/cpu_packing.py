@@ -33,7 +33,7 @@ def _use_live_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
     packs convolutions in place there; leaving them alone keeps the checkpoint layout that an update writes to.
     """
     if layer.weight.is_meta or layer.weight.ndim == 2:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment, unused-ignore]
 
 
 def keep_weights_unpacked(utils: ModuleType | None = None) -> bool:

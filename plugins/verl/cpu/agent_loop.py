@@ -29,7 +29,7 @@ def sample_seed(seed: int, step: int, index: int, session: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]
+class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc, unused-ignore]
     """verl's single-turn loop, with a seed of its own for each sample."""
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> Any:

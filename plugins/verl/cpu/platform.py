@@ -60,7 +60,7 @@ def _device_module() -> ModuleType:
     return module
 
 
-class CpuPlatform(PlatformBase):  # type: ignore[misc]
+class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
     """A CPU as verl's accelerator.
 
     Ray is told that it has GPUs (``ray_kwargs.ray_init.num_gpus``): verl counts only resources named GPU or NPU.

@@ -42,7 +42,7 @@ class _Ordered:
         rank = self._rank(partition_id)
         ordered = sorted(sampleable_keys, key=lambda uid: rank.get(uid, len(rank)))
         # verl sorts these by age; its sort is stable.
-        return super()._select_prompt_uids(partition_id, dict.fromkeys(ordered), batch_size)  # type: ignore[misc]
+        return super()._select_prompt_uids(partition_id, dict.fromkeys(ordered), batch_size)  # type: ignore[misc, unused-ignore]
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
@@ -52,17 +52,17 @@ class _Ordered:
             partition_snapshot.items(),
             key=lambda item: (rank.get(item[0].split("_")[0], len(rank)), *_position(item[0])),
         )
-        return super()._materialize_batch(partition_id, selected_prompt_uids, dict(ordered))  # type: ignore[misc]
+        return super()._materialize_batch(partition_id, selected_prompt_uids, dict(ordered))  # type: ignore[misc, unused-ignore]
 
 
-class PromptReplayBuffer(_Ordered, ReplayBuffer):  # type: ignore[misc]
+class PromptReplayBuffer(_Ordered, ReplayBuffer):  # type: ignore[misc, unused-ignore]
     """For ``trainer.v1.trainer_mode=sync``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"poll_interval": POLL_SECONDS, **kwargs})
 
 
-class PromptReplayBufferAsync(_Ordered, ReplayBufferAsync):  # type: ignore[misc]
+class PromptReplayBufferAsync(_Ordered, ReplayBufferAsync):  # type: ignore[misc, unused-ignore]
     """For ``colocate_async`` and ``separate_async``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -74,7 +74,7 @@ def build_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    result = PreTrainedTokenizerFast(
+    result = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call, unused-ignore]
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
@@ -88,23 +88,22 @@ def build_tokenizer() -> Any:
 def _build(spec: ModelSpec, tokenizer: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(
+    settings: dict[str, Any] = {
         # Exactly the tokenizer's: verl masks every other token in the rollout engine, but not in the trainer.
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads,
-        max_position_embeddings=512,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
-    )
-    return Qwen2ForCausalLM(config)
+        "vocab_size": len(tokenizer),
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "attn_implementation": "sdpa",
+    }
+    return Qwen2ForCausalLM(Qwen2Config(**settings))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _pretrain(spec: ModelSpec, model: Any, tokenizer: Any, progress: Progress | None) -> None:

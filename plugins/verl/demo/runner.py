@@ -24,7 +24,7 @@ from typing import Any
 
 from slipstream.plugins.verl.demo.command import TrainingCommand
 
-__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingFailed", "run_training", "run_with_progress"]
+__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training", "run_with_progress"]
 
 _MARK = "SLIPSTREAM_RUN_ID"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -113,7 +113,7 @@ class RunResult:
         return sorted(result, key=lambda rollout: rollout.prompt)
 
 
-class TrainingFailed(RuntimeError):
+class TrainingError(RuntimeError):
     """The run ended without doing its steps; the message has the end of its log."""
 
     def __init__(self, reason: str, log: Path) -> None:
@@ -141,7 +141,7 @@ def _marked(mark: str) -> Iterator[int]:
                     yield int(entry.name)
 
 
-def _stop(process: subprocess.Popen[bytes], mark: str, grace: float = 10.0) -> None:
+def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """End the run and everything it started: first politely, then not."""
     if process.poll() is None:
         process.terminate()
@@ -175,6 +175,7 @@ def run_training(
     command: TrainingCommand,
     *,
     timeout: float = 900.0,
+    grace: float = 10.0,
     on_step: Callable[[StepMetrics], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> RunResult:
@@ -183,6 +184,7 @@ def run_training(
     Args:
         command: From :func:`slipstream.plugins.verl.demo.command.training_command`.
         timeout: Seconds after which the run is killed.
+        grace: Seconds between asking a process to end and killing it.
         on_step: Told about each step as soon as verl has logged it.
         on_stage: Told what is going on before the first step.
 
@@ -190,7 +192,7 @@ def run_training(
         The metrics of all steps.
 
     Raises:
-        TrainingFailed: The process failed, did not do all its steps, or took too long.
+        TrainingError: The process failed, did not do all its steps, or took too long.
     """
     command.folder.mkdir(parents=True, exist_ok=True)
     for stale in (command.metrics_file, command.rollout_folder):
@@ -227,18 +229,18 @@ def run_training(
             if code is not None:
                 break
             if time.monotonic() - started > timeout:
-                raise TrainingFailed(f"training took more than {timeout:g} s ({len(steps)} steps done)", log)
+                raise TrainingError(f"training took more than {timeout:g} s ({len(steps)} steps done)", log)
             if on_stage is not None and not steps and (now := _stage(log)) != stage:
                 stage = now
                 on_stage(stage)
             time.sleep(0.2)
     finally:
-        _stop(process, mark)
+        _stop(process, mark, grace)
         shutil.rmtree(ray_folder, ignore_errors=True)
     if code != 0:
-        raise TrainingFailed(f"training failed with exit code {code} after {len(steps)} steps", log)
+        raise TrainingError(f"training failed with exit code {code} after {len(steps)} steps", log)
     if len(steps) < command.steps:
-        raise TrainingFailed(f"training ended after {len(steps)} of {command.steps} steps", log)
+        raise TrainingError(f"training ended after {len(steps)} of {command.steps} steps", log)
     return RunResult(
         steps=steps,
         seconds=time.monotonic() - started,
