@@ -11,6 +11,8 @@ from slipstream.core.weights.errors import SyncError
 from slipstream.core.weights.layout import Kind, TensorLayout
 from slipstream.core.weights.tensors import DTYPES, TensorSpec, digest
 
+_UNUSED: Kind = "unused"
+
 
 class Merged(NamedTuple):
     """How all workers together take each tensor."""
@@ -67,13 +69,15 @@ def merge_layouts(specs: tuple[TensorSpec, ...], layouts: Mapping[str, tuple[Ten
     kinds: list[Kind] = []
     dtypes: list[torch.dtype] = []
     for index, spec in enumerate(specs):
-        used = {(t.kind, t.dtype) for tensors in layouts.values() if (t := tensors[index]).kind != "unused"}
+        used: set[tuple[Kind, str]] = {
+            (t.kind, t.dtype) for tensors in layouts.values() if (t := tensors[index]).kind != "unused"
+        }
         if len(used) > 1:
             raise SyncError(
                 f"engine workers store {spec.name} differently: {sorted(used)}; "
                 "use slipstream/weight_sync=native for this model"
             )
-        kind, dtype = next(iter(used), ("unused", spec.dtype))
+        kind, dtype = next(iter(used)) if used else (_UNUSED, spec.dtype)
         kinds.append(kind)
         dtypes.append(DTYPES[dtype])
     return Merged(tuple(kinds), tuple(dtypes))

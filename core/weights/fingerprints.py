@@ -27,7 +27,8 @@ def covers(box: Box, positions: I64) -> NDArray[np.bool_]:
         step = rest // stride
         inside &= step < size
         rest = rest - step * stride
-    return inside & (rest == 0)
+    covered: NDArray[np.bool_] = inside & (rest == 0)
+    return covered
 
 
 def tensor_fingerprint(layout: TensorLayout, bits: torch.Tensor) -> int:

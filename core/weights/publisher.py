@@ -269,12 +269,9 @@ class Publisher:
         verify = self._settings.verify_every > 0 and self._attempts % self._settings.verify_every == 0
         behind = [address for address in delivery.peers if address not in seeded]
         sent = 0
-        for group, base, make in (
-            (behind, self._acked, lambda: change_chunks(update.sections, limit)),
-            (seeded, None, lambda: self._seed_chunks(update)),
-        ):
+        for group, base in ((behind, self._acked), (seeded, None)):
             if group:
-                chunks = make()
+                chunks = self._seed_chunks(update) if base is None else change_chunks(update.sections, limit)
                 begin = Begin(self.run, base, update.target, len(chunks), verify)
                 sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
         return sent

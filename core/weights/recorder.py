@@ -48,11 +48,11 @@ def record_layout(
     return recorder.layout(specs)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook is untyped
     """Notes every write of the loader and executes none."""
 
     def __init__(self, probes: dict[str, torch.Tensor], transformed: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._probes = probes
         self._owner = {_storage_key(probe): name for name, probe in probes.items()}
         self._derived: list[torch.Tensor] = []  # kept alive so that storage keys stay unique
@@ -133,7 +133,7 @@ class _Recorder(TorchDispatchMode):
                         if key not in index:
                             index[key] = len(storages)
                             storages.append(flat_bits(target, bits_dtype))
-                        pieces.append(Piece(index[key], tuple(box)))
+                        pieces.append(Piece(index[key], (*box,)))
                 except ValueError as error:
                     reason = str(error)
             dtype = dtype_name(next(iter(dtypes)), spec.name) if dtypes else spec.dtype
@@ -150,8 +150,8 @@ class _Recorder(TorchDispatchMode):
 def _box(source: torch.Tensor, target: torch.Tensor) -> Box:
     return normalise(
         Box(
-            source.storage_offset(),
-            target.storage_offset(),
+            int(source.storage_offset()),
+            int(target.storage_offset()),
             tuple(source.shape),
             tuple(source.stride()),
             tuple(target.stride()),
@@ -180,11 +180,11 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Te
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _unique(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     seen: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
     for tensor in tensors:
-        seen.setdefault((_storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape)), tensor)
+        seen.setdefault((_storage_key(tensor), int(tensor.storage_offset()), tuple(tensor.shape)), tensor)
     return list(seen.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -33,7 +33,7 @@ from slipstream.core.weights.messages import (
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.tensors import DTYPES, TensorSpec, digest
 from slipstream.core.weights.transaction import Transaction
-from slipstream.core.weights.wire import NO_BASE, Identity, Range, TensorTable, unpack_frame
+from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, TensorTable, unpack_frame
 
 logger = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=Message)
@@ -145,7 +145,9 @@ class Subscriber:
         widths = tuple(DTYPES[t.dtype].itemsize for t in layout.tensors)
         table = TensorTable(tuple(s.numel for s in layout.specs), widths)
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
-        frames = (unpack_frame(_frame(channel, timeout), identity, i, table) for i in range(begin.frames))
+        frames: Iterator[list[Section]] = (
+            unpack_frame(_frame(channel, timeout), identity, i, table) for i in range(begin.frames)
+        )
         if begin.base is None:
             # A seed is as large as the model, so it is written as it arrives; the undo covers a failure half-way.
             transaction.write_fills()

@@ -36,7 +36,7 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
         if not self._is_master:
             return {}
         self._close()
-        host = ray.util.get_node_ip_address().strip("[]")
+        host = str(ray.util.get_node_ip_address()).strip("[]")  # type: ignore[no-untyped-call]
         self._channel = self._publisher.open(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
         return {"endpoint": self._channel.endpoint}
 
@@ -52,7 +52,7 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
 
         return arguments(actor_wg_world_size), arguments(rollout_world_size)
 
-    def init_process_group(self, endpoint: str, workers: int) -> None:
+    def init_process_group(self, endpoint: str, workers: int) -> None:  # type: ignore[override]
         """Remember the topology; there is no process group."""
         self._endpoint, self._workers = endpoint, workers
 

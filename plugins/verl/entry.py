@@ -9,16 +9,18 @@ every call through.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from slipstream.plugins.verl.post_import import after_import
 
 
-def _driver(module: object) -> None:
+def _driver(module: ModuleType) -> None:
     from slipstream.plugins.verl import driver
 
     driver.install(module)
 
 
-def _run(module: object) -> None:
+def _run(module: ModuleType) -> None:
     from slipstream.plugins.verl import activation
 
     activation.install(module)

@@ -25,7 +25,7 @@ def collect_after_sync(update_weights: Callable[..., Any]) -> Callable[..., Any]
             self.slipstream_metrics = ray.get(self.actor_wg.execute_checkpoint_engine(["sync_metrics"] * size))[0]
         return result
 
-    decorated: Callable[..., Any] = auto_await(update)
+    decorated: Callable[..., Any] = auto_await(update)  # type: ignore[no-untyped-call]
     return decorated
 
 

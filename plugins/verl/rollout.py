@@ -42,7 +42,8 @@ class SlipstreamServerAdapter(ServerAdapter):
         if isinstance(weights, RemoteUpdate):
             await self._sync_workers(weights.endpoint, weights.timeout)
         elif wire_format != "named_tensors" or kwargs.get("peft_config") is not None:
-            return await super().update_weights(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
+            native: Any = super().update_weights
+            return await native(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
         else:
             await self._publish(weights, global_steps)
         if self._has_server:

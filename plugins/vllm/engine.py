@@ -22,7 +22,8 @@ class VllmEngine:
     @property
     def device(self) -> torch.device:
         """Where the worker's weights live."""
-        return next(self._model.parameters()).device
+        device: torch.device = next(self._model.parameters()).device
+        return device
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         """The model's own loader."""
@@ -54,10 +55,7 @@ class VllmEngine:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes of every parameter and buffer, the definition vLLM's own weight checker uses."""
-        return {
-            name: hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
-            for name, tensor in self._tensors()
-        }
+        return {name: hashlib.sha256(_raw_bytes(tensor)).hexdigest() for name, tensor in self._tensors()}
 
     @property
     def _model(self) -> Any:
@@ -66,3 +64,8 @@ class VllmEngine:
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._model.named_parameters(remove_duplicate=False)
         yield from self._model.named_buffers(remove_duplicate=False)
+
+
+def _raw_bytes(tensor: torch.Tensor) -> memoryview:
+    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -115,8 +115,8 @@ def scan(data: Any, numel: int, width: int) -> tuple[int, Any, Any]:
     while o < data.size:
         if o + HEADER > data.size or k >= capacity:
             return 1, offsets[:0], before[:1]
-        index = 0
-        word = 0
+        index: Any = 0
+        word: Any = 0
         for byte in range(4):
             index |= np.int64(data[o + byte]) << (8 * byte)
             word |= np.int64(data[o + 4 + byte]) << (8 * byte)
@@ -157,8 +157,8 @@ def read(
     for k in range(begin, end):
         bad = False
         o = offsets[k]
-        index = 0
-        word = 0
+        index: Any = 0
+        word: Any = 0
         for byte in range(4):
             index |= np.int64(data[o + byte]) << (8 * byte)
             word |= np.int64(data[o + 4 + byte]) << (8 * byte)
@@ -185,7 +185,7 @@ def read(
                     if j >= count:
                         bad = True
                         break
-                    value = 0
+                    value: Any = 0
                     start = j * low
                     for piece in range((start >> 3), (start + low + 7) >> 3):
                         value |= np.int64(data[o + piece]) << (8 * (piece - (start >> 3)))

@@ -36,12 +36,12 @@ class Syncs:
 
     def median(self, *keys: str) -> float:
         """Median over the deltas of a sum of fields."""
-        return statistics.median(sum(event[key] for key in keys) for event in self.deltas)
+        return float(statistics.median(sum(event[key] for key in keys) for event in self.deltas))
 
     @property
     def changed_share(self) -> float:
         """Share of elements that changed, over all deltas."""
-        return self.median("changed_elements") / self.deltas[0]["total_elements"]
+        return self.median("changed_elements") / float(self.deltas[0]["total_elements"])
 
 
 def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:

@@ -1,7 +1,8 @@
 """Run one training command, watch it, and return what it measured.
 
-The run is a child in a session of its own. Every process it starts, Ray's included, carries a mark in its environment;
-whatever is left of the run at the end is found by that mark and killed, and nothing else is touched.
+The run is a child in a session of its own and carries a mark in its environment. What it starts, Ray's daemons and
+workers included, inherits both; whatever is left of the run at the end is found by them and killed, and nothing else
+is touched.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,25 @@ def _plain(line: str) -> str:
     return _ANSI.sub("", line.rstrip("\n")).rsplit("\r", 1)[-1]
 
 
-def _marked(mark: str) -> Iterator[int]:
-    """Yield the processes that carry this run's mark."""
+def _remaining(session: int, mark: str) -> list[int]:
+    """Return the processes that belong to the run: in its session, or carrying its mark.
+
+    Ray's agents overwrite their environment with a title, and some programs start a session of their own: neither
+    sign alone is enough.
+    """
     needle = f"{_MARK}={mark}".encode()
+    result = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            # The fields after the command's name, which may hold anything: state, parent, group, session.
+            state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if state == "Z":
+                continue
+            if int(its_session) == session or needle in (entry / "environ").read_bytes().split(b"\0"):
+                result.append(int(entry.name))
+    return result
 
 
 def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
@@ -149,10 +161,10 @@ def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
             process.wait(grace)
     for kind in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
-        for pid in _marked(mark):
+        for pid in _remaining(process.pid, mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, kind)
-        while time.monotonic() < deadline and any(True for _ in _marked(mark)):
+        while time.monotonic() < deadline and _remaining(process.pid, mark):
             time.sleep(0.1)
     process.wait()
 

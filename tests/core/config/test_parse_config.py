@@ -99,7 +99,7 @@ def test_a_config_built_in_python_is_validated_as_well():
     "config",
     [
         SlipstreamConfig(),
-        SlipstreamConfig(WeightSyncConfig("dense", 0, "device", 1.5, 1, 10, False), "päth with spaces"),
+        SlipstreamConfig(WeightSyncConfig("dense", 0, "device", 1.5, 1, 10, 4, False), "päth with spaces"),
     ],
 )
 def test_json_carries_the_whole_node(config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -71,8 +70,9 @@ def test_timeout_ends_the_run_and_everything_it_started(tmp_path: Path) -> None:
         run_training(command(folder, code), timeout=3.0, grace=1.0)
     assert time.monotonic() - started < 30
     pid = int((folder / "pid").read_text())
-    with pytest.raises(OSError, match=r"\[Errno"):
-        os.kill(pid, 0)
+    # Nobody may be there to reap it: a zombie is as dead as none.
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_step_metrics_read_from_a_line_of_verls_file_logger() -> None:
