@@ -9,6 +9,10 @@ from typing import Any
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
+_ADDED_BY_RAY = frozenset({"_ray_trace_ctx"})
+"""Parameters that `ray.remote(cls)` gives to the methods of `cls`, in place, for tracing."""
+
+
 class NotFoundError(Exception):
     """The target does not resolve; the message says how far it got."""
 
@@ -39,7 +43,8 @@ def parameters_of(attribute: Any) -> tuple[str, ...] | None:
         parameters = inspect.signature(attribute).parameters.values()
     except (TypeError, ValueError):
         return None
-    return without_receiver([_STARS.get(parameter.kind, "") + parameter.name for parameter in parameters])
+    own = (parameter for parameter in parameters if parameter.name not in _ADDED_BY_RAY)
+    return without_receiver([_STARS.get(parameter.kind, "") + parameter.name for parameter in own])
 
 
 def without_receiver(names: list[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,7 +124,9 @@ def _pretrain(spec: ModelSpec, model: Any, tokenizer: Any, progress: Progress | 
         optimizer, lambda step: min((step + 1) / warmup, max(0.02, (spec.steps - step) / (spec.steps - warmup)))
     )
     model.train()
+    threads = _ThreadChoice()
     for step in range(spec.steps):
+        threads.before(step)
         texts = []
         for _ in range(spec.batch):
             number, solution = next(pairs)
@@ -139,7 +142,44 @@ def _pretrain(spec: ModelSpec, model: Any, tokenizer: Any, progress: Progress | 
         schedule.step()
         if progress is not None:
             progress(step + 1, spec.steps, float(loss.detach()))
+    threads.restore()
     model.eval()
+
+
+class _ThreadChoice:
+    """Train with one thread or with all, whichever is faster here and now.
+
+    On cores shared with other work, two threads that wait for each other in every small product are several times
+    slower than one. The first steps are timed to find out.
+    """
+
+    TRIAL = 4
+
+    def __init__(self) -> None:
+        import torch
+
+        self._all = torch.get_num_threads()
+        self._set: Callable[[int], None] = torch.set_num_threads
+        self._times: list[float] = []
+
+    def before(self, step: int) -> None:
+        """Call before each training step."""
+        if self._all == 1 or step > 2 * self.TRIAL:
+            return
+        self._times.append(time.monotonic())
+        if step == 0:
+            self._set(1)
+        elif step == self.TRIAL:
+            self._set(self._all)
+        elif step == 2 * self.TRIAL:
+            # The first step of each trial pays for warming up.
+            one = self._times[self.TRIAL] - self._times[1]
+            many = self._times[-1] - self._times[self.TRIAL + 1]
+            self._set(1 if one < many else self._all)
+
+    def restore(self) -> None:
+        """Call after the last step."""
+        self._set(self._all)
 
 
 def _build_into(folder: Path, spec: ModelSpec, progress: Progress | None) -> None:

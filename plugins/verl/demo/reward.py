@@ -13,4 +13,4 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> float:
     """Return the reward of one response, with the signature verl calls."""
-    return score(solution_str, ground_truth)
+    return float(score(solution_str, ground_truth))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -125,3 +126,16 @@ def test_a_target_without_module_and_attribute_is_refused(target):
 def test_the_first_installed_name_decides_the_version():
     assert installed_version(("slipstream-absent", "pluggy")) == pluggy.__version__
     assert installed_version("slipstream-absent") is None
+
+
+def test_a_class_that_was_made_a_ray_actor_keeps_its_signatures(tmp_path: Path, monkeypatch):
+    """`ray.remote` adds a tracing parameter to the methods of the class it is given, also to inherited ones."""
+    ray = pytest.importorskip("ray", reason="needs ray, which the verl extra brings")
+    (tmp_path / "actors_for_seams.py").write_text("class Server:\n    def call(self, method):\n        return method\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import actors_for_seams
+
+    ray.remote(type("Ours", (actors_for_seams.Server,), {}))
+    assert "_ray_trace_ctx" in inspect.signature(actors_for_seams.Server.call).parameters
+    table = SeamTable("toy", "pytest", ">=1", (), (Seam("actors_for_seams:Server.call", "x", "(method)"),))
+    assert [result.status for result in check(table)][1] is SeamStatus.OK
