@@ -217,7 +217,7 @@ class WeightSyncSpecs:
 
     @hookspec
     def slipstream_weights_changed(self, version: int) -> None:
-        """React to new weights; fires in each engine worker, after they are in place and before it acknowledges.
+        """React to new weights; fires in each engine worker, once they are in place for good.
 
         Example::
 

@@ -64,10 +64,11 @@ class Peer:
 class Delivery:
     """One exchange. Every method raises the engine's error if a worker reports one, and a timeout if all are silent."""
 
-    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float) -> None:
+    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float, level: int) -> None:
         self._channel = channel
         self._table = table
         self._timeout = timeout
+        self._level = level
         self.peers: dict[bytes, Peer] = {}
 
     def handshake(self, workers: int, known: dict[str, WorkerLayout]) -> None:
@@ -160,7 +161,7 @@ class Delivery:
     def _send_frames(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
         sent = 0
         for index, chunk in enumerate(chunks):
-            frame = pack_frame(identity, index, chunk())
+            frame = pack_frame(identity, index, chunk(), self._level)
             for address in group:
                 try:
                     self._channel.send(address, frame)

@@ -36,6 +36,7 @@ class PublisherSettings:
 
     timeout: float = 300.0
     """Seconds to wait for each message of a worker."""
+    level: int = 0
     chunk_bytes: int = 64 << 20
     audit_every: int = 0
     verify_every: int = 16
@@ -77,6 +78,7 @@ class SyncReport:
     """What the same workers would have been sent in full, in the trainer's dtype."""
     changed_elements: int
     total_elements: int
+    tensors: int
     workers: int
     seeded_workers: int
     audit_seconds: float = 0.0
@@ -167,7 +169,7 @@ class Publisher:
             In every case but AuditMismatchError the workers keep their old weights and the snapshot its version.
         """
         start = time.perf_counter()
-        delivery = Delivery(channel, update.table, self._settings.timeout)
+        delivery = Delivery(channel, update.table, self._settings.timeout, self._settings.level)
         try:
             delivery.handshake(workers, self._layouts)
             self._adopt(update, delivery)
@@ -202,6 +204,7 @@ class Publisher:
             dense_bytes=update.table.dense_bytes * workers,
             changed_elements=update.changed,
             total_elements=update.table.elements,
+            tensors=len(update.table.specs),
             workers=workers,
             seeded_workers=len(seeded),
             audit_seconds=time.perf_counter() - delivered,
@@ -233,7 +236,8 @@ class Publisher:
             update.sections.append(range_section(index, 0, self._snapshot.dense(index), dtype.itemsize))
         elif changes.positions.size:
             dense = self._snapshot.dense(index)
-            update.sections.append(changes_section(index, *changes, dense, spec.numel, dtype.itemsize))
+            level = self._settings.level
+            update.sections.append(changes_section(index, *changes, dense, spec.numel, dtype.itemsize, level))
 
     def _adopt(self, update: Update, delivery: Delivery) -> None:
         """Take over how the engines hold the tensors, or check that it is what the update was staged for."""

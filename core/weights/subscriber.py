@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from slipstream.core.hooks import plugins
 from slipstream.core.weights.channel import SubscriberChannel
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.errors import SyncError
@@ -136,6 +137,7 @@ class Subscriber:
         self._run, self._version, self._fingerprints = begin.run, begin.target, fingerprints
         self.applied += 1
         channel.send(encode(Done(begin.target)))
+        plugins().hook.slipstream_weights_changed(version=begin.target)
         if commit.audit_frames:
             self._audit(begin, commit.audit_frames, channel, timeout)
 

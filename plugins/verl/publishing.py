@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from slipstream.core.config import SlipstreamConfig, from_environment
+from slipstream.core.hooks import WeightSyncFinished, WeightSyncStarted, plugins
 from slipstream.core.telemetry import event_log
 from slipstream.core.weights import Publisher, PublisherChannel, PublisherSettings, SyncReport, ZmqPublisherChannel
 
@@ -22,6 +23,7 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
     sync = config.weight_sync
     return PublisherSettings(
         timeout=sync.timeout_seconds,
+        level=sync.level,
         chunk_bytes=sync.chunk_megabytes << 20,
         audit_every=sync.audit_every,
         verify_every=sync.verify_every,
@@ -47,7 +49,8 @@ class VerlPublisher:
 
     def open(self, endpoint: str) -> ZmqPublisherChannel:
         """Bind the endpoint that the engine workers of one sync connect to."""
-        return ZmqPublisherChannel(endpoint, self.timeout)
+        channel: ZmqPublisherChannel = plugins().transport("zeromq").open("publisher", endpoint, self.timeout)
+        return channel
 
     async def publish(
         self,
@@ -76,12 +79,16 @@ class VerlPublisher:
             agree(False)
             self._publisher.refuse(channel, workers, f"{type(error).__name__}: {error}")
             raise
+        if log:
+            started = WeightSyncStarted(f"{self._publisher.run:x}", self._publisher.acked, update.target, workers)
+            plugins().hook.slipstream_before_weight_sync(event=started)
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._publisher.deliver, update, channel, workers, agree)
         await engine
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
+            plugins().hook.slipstream_after_weight_sync(event=_finished(report))
         last_metrics.clear()
         last_metrics.update(sync_metrics(report))
         return dict(last_metrics)
@@ -101,6 +108,22 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "seeded_workers": report.seeded_workers,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
+
+
+def _finished(report: SyncReport) -> WeightSyncFinished:
+    return WeightSyncFinished(
+        run_id=f"{report.run:x}",
+        base_version=report.base,
+        target_version=report.target,
+        workers=report.workers,
+        tensors=report.tensors,
+        total_elements=report.total_elements,
+        changed_elements=report.changed_elements,
+        payload_bytes=report.payload_bytes,
+        dense_bytes=report.dense_bytes,
+        seconds=report.stage_seconds + report.deliver_seconds,
+        verified=True,
+    )
 
 
 def _report_failure(task: asyncio.Future[Any], channel: PublisherChannel) -> None:

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.core.weights import Subscriber, ZmqSubscriberChannel
+from slipstream.core.hooks import plugins
+from slipstream.core.weights import Subscriber, SubscriberChannel
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
 
@@ -37,7 +38,8 @@ class WorkerExtension:
             Exception: the sync failed; the weights are those from before.
         """
         subscriber = self._slipstream()
-        channel = ZmqSubscriberChannel(endpoint.format(local_rank=self._slipstream_local_rank()), timeout)
+        address = endpoint.format(local_rank=self._slipstream_local_rank())
+        channel: SubscriberChannel = plugins().transport("zeromq").open("subscriber", address, timeout)
         try:
             return subscriber.sync(channel, timeout)
         finally:

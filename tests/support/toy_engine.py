@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -134,19 +135,33 @@ class Pair:
 
     def __init__(self, engines: list[ToyEngine], **settings: Any) -> None:
         self.engines = engines
-        self.publisher = Publisher(PublisherSettings(**{"timeout": 20.0, **settings}))
+        self.publisher = Publisher(PublisherSettings(**settings))
         self.subscribers = [Subscriber(engine, f"rank {engine.rank}") for engine in engines]
         self.errors: list[BaseException | None] = []
 
-    def sync(self, weights: dict[str, Tensor], hub: Any = None, **deliver: Any) -> SyncReport:
-        """One sync; engine-side errors are kept in `errors`, the publisher's are raised."""
+    def sync(
+        self,
+        weights: dict[str, Tensor],
+        hub: Any = None,
+        patience: float = 60.0,
+        agree: Callable[[bool], bool] = lambda ready: ready,
+    ) -> SyncReport:
+        """One sync; engine-side errors are kept in `errors`, the publisher's are raised.
+
+        Args:
+            weights: the trainer's tensors.
+            hub: the link; a sound one by default.
+            patience: seconds that both ends wait for a message.
+            agree: what the other trainer ranks say.
+        """
+        self.publisher._settings = dataclasses.replace(self.publisher._settings, timeout=patience)
         hub = hub or InProcessHub()
         ends = [hub.connect(f"rank {engine.rank}") for engine in self.engines]
         self.errors = [None] * len(ends)
 
         def run(index: int) -> None:
             try:
-                self.subscribers[index].sync(ends[index], deliver.get("timeout", 20.0))
+                self.subscribers[index].sync(ends[index], patience)
             except BaseException as error:
                 self.errors[index] = error
 
@@ -155,10 +170,10 @@ class Pair:
             thread.start()
         try:
             update = self.publisher.stage(weights.items())
-            return self.publisher.deliver(update, hub, len(ends), deliver.get("agree", lambda ready: ready))
+            return self.publisher.deliver(update, hub, len(ends), agree)
         finally:
             for thread in threads:
-                thread.join(30)
+                thread.join(3 * patience)
                 assert not thread.is_alive(), "an engine worker hangs"
 
     def holds(self, weights: dict[str, Tensor]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Literal
 
 import zmq
 
@@ -12,6 +13,19 @@ from slipstream.core.weights.errors import SyncTimeoutError
 _POLL_SECONDS = 0.2
 _QUEUED_FRAMES = 4
 """Frames in flight a peer; more only moves memory from the sender to the socket."""
+
+
+def open_end(
+    role: Literal["publisher", "subscriber"], endpoint: str, timeout: float
+) -> ZmqPublisherChannel | ZmqSubscriberChannel:
+    """Open one end of a link.
+
+    Args:
+        role: who opens it.
+        endpoint: ZeroMQ address: the publisher binds it, subscribers connect to it.
+        timeout: seconds a send may block.
+    """
+    return ZmqPublisherChannel(endpoint, timeout) if role == "publisher" else ZmqSubscriberChannel(endpoint, timeout)
 
 
 class ZmqPublisherChannel:

@@ -14,12 +14,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from slipstream.core.weights.wire import elias_fano
+from slipstream.core.hooks import Codec, plugins
 
 MAGIC = b"SLPS"
 FORMAT = 1
-LEVEL = 0
-"""Codec level: 0 is Elias-Fano positions with absolute values."""
 NO_BASE = 2**64 - 1
 """Base version of a frame that needs none: a dense seed."""
 
@@ -77,11 +75,26 @@ class TensorTable(NamedTuple):
     width: tuple[int, ...]
 
 
-def changes_section(tensor: int, positions: I64, values: U8, dense: U8, numel: int, width: int) -> list[bytes]:
+def codec_of(level: int) -> Codec:
+    """The registered codec of a level.
+
+    Raises:
+        LookupError: no plugin provides one.
+    """
+    codecs = plugins().codecs().values()
+    for codec in codecs:
+        if codec.level == level:
+            return codec
+    raise LookupError(f"no codec of level {level}; registered are {[(c.level, c.name) for c in codecs]}")
+
+
+def changes_section(
+    tensor: int, positions: I64, values: U8, dense: U8, numel: int, width: int, level: int = 0
+) -> list[bytes]:
     """Encode changes of one tensor as section parts, choosing the full range when that is smaller; [] for no change."""
     if positions.size == 0:
         return []
-    blocks = elias_fano.encode(positions, values, dense, numel, width)
+    blocks: U8 = codec_of(level).encode(positions, values, dense, numel, width)
     if blocks.size >= numel * width:
         return range_section(tensor, 0, dense, width)
     return [_SECTION.pack(tensor, _CHANGES, width, 0, 0, positions.size, blocks.size), blocks.tobytes()]
@@ -92,11 +105,11 @@ def range_section(tensor: int, first: int, values: U8, width: int) -> list[bytes
     return [_SECTION.pack(tensor, _RANGE, width, 0, first, values.size // width, values.size), values.tobytes()]
 
 
-def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]]) -> bytes:
-    """Join sections into one frame with header and checksum."""
+def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]], level: int = 0) -> bytes:
+    """Join sections, their changes encoded at `level`, into one frame with header and checksum."""
     sections = [s for s in sections if s]
     body = b"".join(part for section in sections for part in section)
-    header = _HEADER.pack(MAGIC, FORMAT, LEVEL, 0, *identity, index, len(sections), len(body))
+    header = _HEADER.pack(MAGIC, FORMAT, level, 0, *identity, index, len(sections), len(body))
     checksum = xxhash.xxh3_64(header)
     checksum.update(body)
     return b"".join((header, _CHECKSUM.pack(checksum.intdigest()), body))
@@ -117,10 +130,10 @@ def unpack_frame(data: bytes, identity: Identity, index: int, table: TensorTable
     if len(data) < HEADER_BYTES:
         raise CorruptFrameError(f"frame has {len(data)} bytes, its header alone needs {HEADER_BYTES}: it was truncated")
     magic, version, level, _, run, base, target, found_index, count, size = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != FORMAT or level != LEVEL:
+    if magic != MAGIC or version != FORMAT:
         raise CorruptFrameError(
-            f"expected a {MAGIC!r} frame of format {FORMAT} level {LEVEL}, got {magic!r} format {version} level "
-            f"{level}; trainer and engine must run the same slipstream version"
+            f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version}; trainer and engine must "
+            "run the same slipstream version"
         )
     if len(data) != HEADER_BYTES + size:
         raise CorruptFrameError(f"frame announces {size} payload bytes and carries {len(data) - HEADER_BYTES}")
@@ -133,13 +146,17 @@ def unpack_frame(data: bytes, identity: Identity, index: int, table: TensorTable
             f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
             f"got frame {found_index} of run {run:x} from version {base} to {target}"
         )
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table))
+    try:
+        codec = codec_of(level)
+    except LookupError as error:
+        raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
+    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, codec))
     if len(sections) != count:
         raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
     return sections
 
 
-def _sections(body: memoryview, table: TensorTable) -> Iterator[Section]:
+def _sections(body: memoryview, table: TensorTable, codec: Codec) -> Iterator[Section]:
     offset = 0
     while offset < len(body):
         if offset + SECTION_BYTES > len(body):
@@ -160,8 +177,8 @@ def _sections(body: memoryview, table: TensorTable) -> Iterator[Section]:
             yield Range(tensor, first, payload)
         elif mode == _CHANGES:
             try:
-                positions, values = elias_fano.decode(payload, numel, width)
-            except elias_fano.CorruptBlockError as error:
+                positions, values = codec.decode(payload, numel, width)
+            except ValueError as error:
                 raise CorruptFrameError(f"tensor {tensor}: {error}") from error
             yield Changes(tensor, positions, values)
         else:

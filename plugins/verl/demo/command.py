@@ -159,6 +159,9 @@ def training_overrides(
         "+ray_kwargs.ray_init.object_store_memory=300000000",
         f"hydra.run.dir={folder / 'hydra'}",
     ]
+    if tensor_parallel == 1:
+        # One process less to start; verl's default is a worker process of its own.
+        result.append(f"+{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend=uni")
     if trainer_mode == "separate_async":
         result += [
             f"{_ROLLOUT}.nnodes=1",

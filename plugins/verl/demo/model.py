@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ class ModelSpec:
     """Everything the model's weights depend on."""
 
     hidden_size: int = 256
-    intermediate_size: int = 768
+    intermediate_size: int = 512
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
@@ -123,63 +122,28 @@ def _pretrain(spec: ModelSpec, model: Any, tokenizer: Any, progress: Progress | 
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, max(0.02, (spec.steps - step) / (spec.steps - warmup)))
     )
+    # One thread: on cores shared with other work, two that wait for each other in every small product are several
+    # times slower than one.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     model.train()
-    threads = _ThreadChoice()
     for step in range(spec.steps):
-        threads.before(step)
         texts = []
         for _ in range(spec.batch):
             number, solution = next(pairs)
             texts.append(f"{START}u{number}{END}\n{START}a{solution}{END}")
         tokens = torch.tensor(tokenizer(texts, add_special_tokens=False)["input_ids"])
-        labels = tokens.clone()
-        labels[:, :prompt] = -100
-        loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits[:, prompt - 1 :]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, prompt:].flatten())
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if progress is not None:
             progress(step + 1, spec.steps, float(loss.detach()))
-    threads.restore()
     model.eval()
-
-
-class _ThreadChoice:
-    """Train with one thread or with all, whichever is faster here and now.
-
-    On cores shared with other work, two threads that wait for each other in every small product are several times
-    slower than one. The first steps are timed to find out.
-    """
-
-    TRIAL = 4
-
-    def __init__(self) -> None:
-        import torch
-
-        self._all = torch.get_num_threads()
-        self._set: Callable[[int], None] = torch.set_num_threads
-        self._times: list[float] = []
-
-    def before(self, step: int) -> None:
-        """Call before each training step."""
-        if self._all == 1 or step > 2 * self.TRIAL:
-            return
-        self._times.append(time.monotonic())
-        if step == 0:
-            self._set(1)
-        elif step == self.TRIAL:
-            self._set(self._all)
-        elif step == 2 * self.TRIAL:
-            # The first step of each trial pays for warming up.
-            one = self._times[self.TRIAL] - self._times[1]
-            many = self._times[-1] - self._times[self.TRIAL + 1]
-            self._set(1 if one < many else self._all)
-
-    def restore(self) -> None:
-        """Call after the last step."""
-        self._set(self._all)
+    torch.set_num_threads(threads)
 
 
 def _build_into(folder: Path, spec: ModelSpec, progress: Progress | None) -> None:

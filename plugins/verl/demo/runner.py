@@ -8,6 +8,7 @@ is touched.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from slipstream.plugins.verl.demo.command import TrainingCommand
 
 __all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training", "run_with_progress"]
 
+_LIBC = ctypes.CDLL(None)
 _MARK = "SLIPSTREAM_RUN_ID"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NOISE = re.compile(r"^\s*$|\(.*pid=\d+\)\s*('|\{| +')")
@@ -169,6 +171,15 @@ def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     process.wait()
 
 
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies, however that happens (Linux only).
+
+    Runs between fork and exec, so it loads nothing.
+    """
+    with contextlib.suppress(AttributeError):
+        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def _read_metrics(path: Path, seen: int) -> list[StepMetrics]:
     """Return the complete lines of the metrics file after the first `seen`."""
     if not path.exists():
@@ -228,6 +239,7 @@ def run_training(
             stderr=subprocess.STDOUT,
             cwd=command.folder,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     try:
         while True:

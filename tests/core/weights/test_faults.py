@@ -49,16 +49,16 @@ def changed(weights):
 @pytest.mark.parametrize("nth", range(5))
 @pytest.mark.parametrize("seeded", [False, True], ids=["seed", "delta"])
 def test_a_fault_at_any_message_leaves_one_whole_version_and_the_next_sync_heals(seeded, nth, how):
-    pair = Pair([ToyEngine(0, 2), ToyEngine(1, 2)], timeout=1.0)
+    pair = Pair([ToyEngine(0, 2), ToyEngine(1, 2)])
     old = checkpoint()
     new = changed(old)
     before = [engine.checksums() for engine in pair.engines]
     if seeded:
-        pair.sync(old, timeout=1.0)
+        pair.sync(old)
         before = [engine.checksums() for engine in pair.engines]
     hub = FaultyHub(nth, how)
     try:
-        pair.sync(new, hub, timeout=1.5)
+        pair.sync(new, hub, patience=3.0)
     except SyncError:
         # Either version is right (a lost Commit leaves the old one), a mixture inside one engine is not.
         for engine, was in zip(pair.engines, before, strict=True):
@@ -66,7 +66,7 @@ def test_a_fault_at_any_message_leaves_one_whole_version_and_the_next_sync_heals
     else:
         assert pair.holds(new)
     assert hub.hit
-    pair.sync(new, timeout=1.5)
+    pair.sync(new)
     assert pair.holds(new)
     assert pair.errors == [None, None]
 
@@ -173,7 +173,7 @@ def test_a_late_engine_gets_a_seed_while_the_others_get_the_delta():
 
 
 def test_a_checkpoint_that_changes_shape_is_refused_and_then_seeded():
-    pair = Pair([ToyEngine()], timeout=0.5)
+    pair = Pair([ToyEngine()])
     weights = checkpoint()
     pair.sync(weights)
     consumed = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,21 @@ with open(f"{folder}/metrics.jsonl", "w", buffering=1) as f:
 def command(folder: Path, code: str, steps: int = 2) -> TrainingCommand:
     # `-c` ignores the Ray folder the runner appends, as any argument.
     return TrainingCommand((sys.executable, "-c", code), {"FOLDER": str(folder)}, folder, steps)
+
+
+def gone(pid: int) -> bool:
+    """Nobody may be there to reap it: a zombie is as dead as none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.05)
 
 
 def test_metrics_arrive_step_by_step_and_rollouts_are_in_order(tmp_path: Path) -> None:
@@ -70,9 +87,24 @@ def test_timeout_ends_the_run_and_everything_it_started(tmp_path: Path) -> None:
         run_training(command(folder, code), timeout=3.0, grace=1.0)
     assert time.monotonic() - started < 30
     pid = int((folder / "pid").read_text())
-    # Nobody may be there to reap it: a zombie is as dead as none.
-    status = Path(f"/proc/{pid}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert gone(pid)
+
+
+def test_run_ends_when_its_watcher_is_killed(tmp_path: Path) -> None:
+    code = "import os, time; open(os.environ['FOLDER'] + '/pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    watch = (
+        "import sys\nfrom pathlib import Path\n"
+        "from slipstream.plugins.verl.demo.command import TrainingCommand\n"
+        "from slipstream.plugins.verl.demo.runner import run_training\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"run_training(TrainingCommand((sys.executable, '-c', {code!r}), {{'FOLDER': str(folder)}}, folder, 1))\n"
+    )
+    watcher = subprocess.Popen([sys.executable, "-c", watch])
+    pid_file = tmp_path / "pid"
+    wait_for(lambda: pid_file.exists() and pid_file.read_text())
+    watcher.kill()
+    watcher.wait()
+    wait_for(lambda: gone(int(pid_file.read_text())))
 
 
 def test_step_metrics_read_from_a_line_of_verls_file_logger() -> None:
