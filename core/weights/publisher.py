@@ -22,6 +22,7 @@ from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.wire import NO_BASE, Identity, changes_section, range_section
 from slipstream.core.weights.wire.frame import U8
+from slipstream.triton_kernels import as_bits
 
 logger = logging.getLogger(__name__)
 
@@ -256,8 +257,26 @@ class Publisher:
             if update.table.kinds[index] != "unused":
                 self._snapshot.store(index, value.to(update.table.dtypes[index]))
                 update.changed += value.numel()
+        self._warn_of_ignored(update)
         if not update.audit:
             update.raw.clear()
+
+    def _warn_of_ignored(self, update: Update) -> None:
+        """Name tensors that no engine worker takes, unless they repeat one that is taken (tied heads do)."""
+        kinds, specs = update.table.kinds, update.table.specs
+        taken = [value for index, value in update.raw.items() if kinds[index] != "unused"]
+        ignored = [
+            specs[index].name
+            for index, value in update.raw.items()
+            if kinds[index] == "unused" and not any(_same(value, other) for other in taken)
+        ]
+        if ignored:
+            logger.warning(
+                "the engine's loader ignores %d of %d tensors that the trainer sends, for example %s",
+                len(ignored),
+                len(specs),
+                ignored[:3],
+            )
 
     def _to_seed(self, update: Update, delivery: Delivery) -> list[bytes]:
         """Workers that do not hold the acknowledged version of this run."""
@@ -329,3 +348,7 @@ class Publisher:
     def _forget(self) -> None:
         self._snapshot.roll_back()
         self._acked = None
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bits(a), as_bits(b))

@@ -26,7 +26,7 @@ class Snapshot:
     """Flat integer bits of every tensor in the engine's dtype, with changes that can be taken back until acknowledged.
 
     Memory: the model once, in the engine's dtype, in host memory (or on the trainer's device with
-    `slipstream.weight_sync.snapshot=device`), plus old values of the pending changes.
+    `slipstream.weight_sync.snapshot=device`, from the first delta on), plus old values of the pending changes.
     """
 
     def __init__(self, keep_on_device: bool) -> None:
@@ -36,8 +36,7 @@ class Snapshot:
 
     def store(self, tensor: int, value: torch.Tensor) -> None:
         """Set the whole tensor; used before the first acknowledgement only, so it cannot be taken back."""
-        bits = as_bits(value.detach().contiguous()).reshape(-1)
-        self._bits[tensor] = bits.clone() if self._keep_on_device else bits.to("cpu", copy=True)
+        self._bits[tensor] = as_bits(value.detach().contiguous()).reshape(-1).to("cpu", copy=True)
 
     def bits(self, tensor: int) -> torch.Tensor:
         """int[numel]: the tensor with pending changes applied."""
@@ -56,6 +55,8 @@ class Snapshot:
             value: the new tensor in the engine's dtype, any device.
         """
         bits = self._bits[tensor]
+        if self._keep_on_device and bits.device != value.device:
+            bits = self._bits[tensor] = bits.to(value.device)
         new = value.detach().contiguous().reshape(-1)
         positions, values = extract_changes(bits.to(new.device).view(new.dtype), new)
         positions, values = positions.to(bits.device), values.to(bits.device)

@@ -8,9 +8,13 @@ number of the sample, and nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
+from slipstream.plugins.verl.cpu.gate import START_GATE
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 __all__ = ["SeededSingleTurnAgentLoop", "sample_seed"]
@@ -33,6 +37,9 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc, unus
     """verl's single-turn loop, with a seed of its own for each sample."""
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> Any:
+        gate = os.environ.get(START_GATE)
+        while gate and not Path(gate).exists():
+            await asyncio.sleep(0.2)
         seed = sample_seed(
             int(self.rollout_config.seed), int(kwargs["global_steps"]), int(kwargs["index"]), int(kwargs["session_id"])
         )

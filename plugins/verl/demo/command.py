@@ -85,7 +85,7 @@ def training_overrides(
         adam_epsilon: Adam's epsilon. The demo has to move in a dozen steps as far as a real run does in thousands.
             With the usual 1e-8 it needs a rate of 5e-5, at which Adam moves every weight by about as much and a third
             of the bf16 weights change in each step. An epsilon well above most gradients keeps updates in proportion
-            to the gradient, so that the same progress takes 7 to 9 %.
+            to the gradient, so that the same progress changes about a tenth.
         bucket_megabytes: Bucket of verl's dense weight transfer; it must hold the whole model in float32, because
             vLLM refuses a tied output head that arrives in another bucket than its embedding.
         reward_path: Module with ``compute_score``.

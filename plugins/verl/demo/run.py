@@ -12,7 +12,8 @@ from slipstream.core.telemetry import read_events
 from slipstream.plugins.verl.demo import task
 from slipstream.plugins.verl.demo.command import training_command
 from slipstream.plugins.verl.demo.model import cached_model, default_cache
-from slipstream.plugins.verl.demo.runner import RunResult, run_with_progress
+from slipstream.plugins.verl.demo.runner import RunResult
+from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
 
 STEPS = 12
 OVERRIDE = "+slipstream=sync"
@@ -66,14 +67,11 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
     settings = _settings(model, folder)
     events = folder / "events.jsonl"
     events.unlink(missing_ok=True)
-    native = run_with_progress(
-        training_command(folder=folder / "native", overrides=list(arguments), **settings), "verl as it is   "
-    )
     # The audit reloads the engine densely after every sync; its time is not part of the sync times below.
     switched = [OVERRIDE, "slipstream.weight_sync.audit_every=1", f"slipstream.events={events}"]
-    ours = run_with_progress(
-        training_command(folder=folder / "slipstream", overrides=[*arguments, *switched], **settings),
-        f"with {OVERRIDE}",
+    native, ours = run_side_by_side(
+        ("verl as it is", training_command(folder=folder / "native", overrides=list(arguments), **settings)),
+        (OVERRIDE, training_command(folder=folder / "slipstream", overrides=[*arguments, *switched], **settings)),
     )
     syncs = Syncs([event for event in read_events(events) if event["kind"] == "weight_sync"])
     _print(console, native, ours, syncs)
@@ -92,7 +90,14 @@ def _settings(model: str | None, folder: Path) -> dict[str, Any]:
         return smollm2.settings(folder)
     task.write_parquet(task.problems(512, seed=1), train_file)
     path = Path(model) if model else _pretrained()
-    return {"model": path, "train_file": train_file, "steps": STEPS, "dtype": "bfloat16", "seed": 1}
+    return {
+        "model": path,
+        "train_file": train_file,
+        "steps": STEPS,
+        "dtype": "bfloat16",
+        "seed": 1,
+        "prompts_per_step": 12,
+    }
 
 
 def _pretrained() -> Path:

@@ -26,7 +26,7 @@ from typing import Any
 
 from slipstream.plugins.verl.demo.command import TrainingCommand
 
-__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training", "run_with_progress"]
+__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training"]
 
 _LIBC = ctypes.CDLL(None)
 _MARK = "SLIPSTREAM_RUN_ID"
@@ -201,6 +201,7 @@ def run_training(
     grace: float = 10.0,
     on_step: Callable[[StepMetrics], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Run `command` to its end.
 
@@ -210,6 +211,7 @@ def run_training(
         grace: Seconds between asking a process to end and killing it.
         on_step: Told about each step as soon as verl has logged it.
         on_stage: Told what is going on before the first step.
+        cancelled: Asked several times a second; the run is ended once it returns true.
 
     Returns:
         The metrics of all steps.
@@ -252,6 +254,8 @@ def run_training(
                     on_step(step)
             if code is not None:
                 break
+            if cancelled():
+                raise TrainingError("the run was cancelled", log)
             if time.monotonic() - started > timeout:
                 raise TrainingError(f"training took more than {timeout:g} s ({len(steps)} steps done)", log)
             if on_stage is not None and not steps and (now := _stage(log)) != stage:
@@ -272,30 +276,3 @@ def run_training(
         log=log,
         rollout_folder=command.rollout_folder,
     )
-
-
-def run_with_progress(command: TrainingCommand, label: str, *, timeout: float = 900.0) -> RunResult:
-    """Run `command` like :func:`run_training`, with a live line on the terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns) as progress:
-        row = progress.add_task(label, total=command.steps, note="starting")
-
-        def show(step: StepMetrics) -> None:
-            note = (
-                f"reward {step.reward:.2f}  step {step.step_seconds:.1f} s  gen {step.gen_seconds:.2f} s  "
-                f"weights {step.update_weights_seconds * 1000:.0f} ms"
-            )
-            progress.update(row, advance=1, note=note)
-
-        return run_training(
-            command, timeout=timeout, on_step=show, on_stage=lambda stage: progress.update(row, note=stage)
-        )

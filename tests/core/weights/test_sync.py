@@ -17,7 +17,7 @@ def nudge(weights: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn], ids=str)
 def test_engines_hold_what_a_dense_load_gives_after_every_sync(ranks, dtype):
     pair = Pair([ToyEngine(rank, size, dtype) for rank, size in ranks])
     weights = checkpoint()
@@ -103,6 +103,14 @@ def test_vocabulary_padding_becomes_what_the_loader_writes():
     pair = Pair([ToyEngine()])
     pair.sync(checkpoint())
     assert torch.equal(pair.engines[0].tensors["embed"][50:], torch.zeros(14, 24, dtype=torch.bfloat16))
+
+
+def test_a_tensor_the_engine_ignores_is_named_unless_it_is_tied(caplog):
+    pair = Pair([ToyEngine()])
+    pair.engines[0]._load_extra = lambda weight: None
+    pair.sync({**checkpoint(), "extra": torch.ones(3, 2)})
+    warnings = [r.getMessage() for r in caplog.records if "ignores" in r.getMessage()]
+    assert warnings == ["the engine's loader ignores 1 of 12 tensors that the trainer sends, for example ['extra']"]
 
 
 def test_only_changes_travel():
