@@ -96,7 +96,7 @@ def _settings(model: str | None, folder: Path) -> dict[str, Any]:
         "steps": STEPS,
         "dtype": "bfloat16",
         "seed": 1,
-        "prompts_per_step": 12,
+        "prompts_per_step": 8,
     }
 
 
