@@ -118,6 +118,7 @@ class Publisher:
             TypeError: a dtype cannot travel.
         """
         start = time.perf_counter()
+        self._snapshot.roll_back()  # of an update that was staged and never delivered
         self._attempts += 1
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
@@ -184,10 +185,15 @@ class Publisher:
             agree(False)
             self._give_up(update, delivery, f"{type(error).__name__}: {error}")
             raise
-        if not agree(True):
-            reason = "another trainer rank could not deliver its weights"
-            self._give_up(update, delivery, reason)
-            raise SyncError(f"{reason}; its own error says why. All engines keep their old weights.")
+        try:
+            if not agree(True):
+                raise SyncError(
+                    "another trainer rank could not deliver its weights; its own error says why. All engines keep "
+                    "their old weights."
+                )
+        except BaseException as error:
+            self._give_up(update, delivery, str(error))
+            raise
         base = self._acked
         self._snapshot.commit()
         self._acked, self._expected = update.target, expected

@@ -75,13 +75,13 @@ class VerlPublisher:
         """
         try:
             update = self._publisher.stage(weights)
+            if log:
+                started = WeightSyncStarted(f"{self._publisher.run:x}", self._publisher.acked, update.target, workers)
+                plugins().hook.slipstream_before_weight_sync(event=started)
         except BaseException as error:
             agree(False)
             self._publisher.refuse(channel, workers, f"{type(error).__name__}: {error}")
             raise
-        if log:
-            started = WeightSyncStarted(f"{self._publisher.run:x}", self._publisher.acked, update.target, workers)
-            plugins().hook.slipstream_before_weight_sync(event=started)
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._publisher.deliver, update, channel, workers, agree)

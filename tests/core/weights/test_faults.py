@@ -108,6 +108,31 @@ def test_another_rank_that_cannot_deliver_stops_this_one():
     assert pair.holds(changed(old))
 
 
+def test_an_update_that_is_staged_and_never_delivered_is_not_lost():
+    pair = Pair([ToyEngine()])
+    old = checkpoint()
+    pair.sync(old)
+    pair.publisher.stage(changed(old).items())
+    report = pair.sync(changed(old))
+    assert report.changed_elements > 0
+    assert pair.holds(changed(old))
+
+
+def test_a_collective_that_fails_undoes_the_update():
+    pair = Pair([ToyEngine()])
+    old = checkpoint()
+    pair.sync(old)
+
+    def broken(ready: bool) -> bool:
+        raise RuntimeError("gloo: connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="connection closed"):
+        pair.sync(changed(old), agree=broken)
+    assert pair.holds(old)
+    assert pair.sync(changed(old)).seeded_workers == 0
+    assert pair.holds(changed(old))
+
+
 def test_agree_is_called_exactly_once_whatever_happens():
     calls = []
     pair = Pair([ToyEngine()])
