@@ -61,8 +61,8 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
     folder = default_cache() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     console.print(
-        f"[bold]slipstream demo[/]: real verl GRPO with real vLLM on this CPU, {STEPS} steps, twice, same seed. "
-        "Takes about 6 minutes."
+        "[bold]slipstream demo[/]: real verl GRPO with real vLLM on this CPU, twice with the same seed. "
+        "Takes about 6 minutes (an hour with smollm2)."
     )
     settings = _settings(model, folder)
     events = folder / "events.jsonl"
@@ -75,7 +75,7 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
     )
     syncs = Syncs([event for event in read_events(events) if event["kind"] == "weight_sync"])
     _print(console, native, ours, syncs)
-    expected = STEPS + 1  # one seed before the first step
+    expected = len(ours.steps) + 1  # one seed before the first step
     identical = syncs.identical
     style = "bold green" if identical == expected else "bold red"
     console.print(f"[{style}]identical: {identical} of {expected} syncs[/]")

@@ -12,6 +12,8 @@ from slipstream.plugins.verl.cpu.gate import START_GATE
 from slipstream.plugins.verl.demo.command import TrainingCommand
 from slipstream.plugins.verl.demo.runner import RunResult, StepMetrics, run_training
 
+_TIMEOUT_SECONDS = 7200.0
+
 
 def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, TrainingCommand]) -> list[RunResult]:
     """Run both (label, command) with a live line each.
@@ -46,6 +48,7 @@ def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, Trai
             try:
                 return run_training(
                     command,
+                    timeout=_TIMEOUT_SECONDS,
                     on_step=show,
                     on_stage=lambda stage: progress.update(row, note=stage),
                     cancelled=failed.is_set,
