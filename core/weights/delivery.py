@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from slipstream.core.weights.errors import (
     FingerprintMismatchError,
     SyncError,
     SyncTimeoutError,
+    UncertainCommitError,
 )
 from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import (
@@ -126,11 +128,20 @@ class Delivery:
                 )
 
     def commit(self, audit_frames: int) -> None:
-        """Make the update final on every worker."""
-        for address in self.peers:
-            self._channel.send(address, encode(Commit(audit_frames)))
-        for _ in self._collect(Done):
-            pass
+        """Make the update final on every worker.
+
+        Raises:
+            UncertainCommitError: a worker did not confirm.
+        """
+        try:
+            for address in self.peers:
+                self._channel.send(address, encode(Commit(audit_frames)))
+            for _ in self._collect(Done):
+                pass
+        except SyncError as error:
+            raise UncertainCommitError(
+                f"not every engine worker confirmed the commit ({error}); the next sync seeds those that went back"
+            ) from error
 
     def audit(self, identity: Identity, chunks: Sequence[Chunk]) -> int:
         """Send the whole checkpoint for a dense load; return how many engine tensors were compared.
@@ -166,7 +177,8 @@ class Delivery:
                 try:
                     self._channel.send(address, frame)
                 except SyncTimeoutError:
-                    self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
+                    with contextlib.suppress(SyncTimeoutError):
+                        self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
                     raise
                 sent += len(frame)
         return sent

@@ -7,6 +7,15 @@ class SyncError(RuntimeError):
     """A weight sync did not happen. Engines keep the version they held; the trainer's snapshot did not advance."""
 
 
+class AbortedError(SyncError):
+    """The other end gave the sync up."""
+
+
+class UncertainCommitError(SyncError):
+    """Every worker applied the update, but not every one confirmed the commit: some may have gone back to the old
+    version. Do not generate with these engines before the next sync, which seeds those that did."""
+
+
 class EngineFailedError(SyncError):
     """An engine worker could not apply the update; the message carries the engine's own error."""
 

@@ -14,7 +14,7 @@ from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
-from slipstream.core.weights.errors import AuditMismatchError, SyncError
+from slipstream.core.weights.errors import FingerprintMismatchError, SyncError
 from slipstream.core.weights.fingerprints import MASK
 from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import Abort, Begin, encode
@@ -82,6 +82,8 @@ class SyncReport:
     tensors: int
     workers: int
     seeded_workers: int
+    unverified_tensors: int
+    """Tensors that the engine's own loader transforms: no fingerprint covers them, only an audit does."""
     audit_seconds: float = 0.0
     """Time of the audit alone; not part of `deliver_seconds`."""
     audited_tensors: int = 0
@@ -168,7 +170,9 @@ class Publisher:
             EngineFailedError: a worker reported an error; the message is the engine's own.
             FingerprintMismatchError, AuditMismatchError, SyncTimeoutError, SyncError: as their names say.
             Exception: what the channel was failed with.
-            In every case but AuditMismatchError the workers keep their old weights and the snapshot its version.
+            In every case but AuditMismatchError and UncertainCommitError the workers keep their old weights and the
+            snapshot its version; after those two and a FingerprintMismatchError the next sync is a dense seed where
+            it has to be.
         """
         start = time.perf_counter()
         delivery = Delivery(channel, update.table, self._settings.timeout, self._settings.level)
@@ -182,8 +186,10 @@ class Publisher:
             }
             delivery.confirm(expected)
         except BaseException as error:
-            agree(False)
             self._give_up(update, delivery, f"{type(error).__name__}: {error}")
+            if isinstance(error, FingerprintMismatchError):
+                self._acked = None  # the damage is older than this update: only a seed heals it
+            agree(False)
             raise
         try:
             if not agree(True):
@@ -214,6 +220,7 @@ class Publisher:
             tensors=len(update.table.specs),
             workers=workers,
             seeded_workers=len(seeded),
+            unverified_tensors=update.table.kinds.count("loader"),
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
         )
@@ -338,7 +345,7 @@ class Publisher:
             return 0
         try:
             return delivery.audit(self._identity(None, update.target), chunks)
-        except AuditMismatchError:
+        except BaseException:
             self._forget()
             raise
 

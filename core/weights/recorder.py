@@ -9,7 +9,7 @@ data. Idea: WeightBridge (arXiv 2609.25442); vLLM #53751 discusses the copies-as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,14 +18,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.core.weights.layout import Fill, LayoutMap, Piece, TensorLayout, flat_bits
 from slipstream.core.weights.tensors import TensorSpec, dtype_name
 from slipstream.triton_kernels import Box, as_bits, normalise
+from slipstream.triton_kernels.box import MAX_RANK
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
+_METADATA_ONLY = {
+    torch.ops.aten.t_.default,
+    torch.ops.aten.transpose_.default,
+    torch.ops.aten.squeeze_.default,
+    torch.ops.aten.squeeze_.dim,
+    torch.ops.aten.unsqueeze_.default,
+}
 _FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 
 def record_layout(
-    load_weights: LoadWeights, specs: Iterable[TensorSpec], transformed: Iterable[torch.Tensor] = ()
+    load_weights: LoadWeights,
+    specs: Iterable[TensorSpec],
+    transformed: Iterable[torch.Tensor] = (),
+    live: Collection[int] | None = None,
 ) -> LayoutMap:
     """Run `load_weights` on probes of `specs` and return the layout it implies.
 
@@ -34,6 +45,8 @@ def record_layout(
         specs: the checkpoint tensors as the trainer will send them.
         transformed: engine tensors whose memory is no longer in checkpoint form (repacked or quantised after loading);
             everything that writes to one of them takes the loader path.
+        live: data pointers of the storages the engine serves from. A tensor that the loader writes elsewhere (a buffer
+            it assembles first) takes the loader path. None trusts every target.
 
     Raises:
         Exception: whatever the engine's loader raises for names or shapes it does not accept.
@@ -42,7 +55,7 @@ def record_layout(
     probes = {spec.name: torch.empty(spec.shape, dtype=spec.torch_dtype, device="meta") for spec in specs}
     if len(probes) != len(specs):
         raise ValueError("duplicate tensor names in the checkpoint table; each name must appear once")
-    recorder = _Recorder(probes, transformed)
+    recorder = _Recorder(probes, transformed, live)
     with torch.no_grad(), recorder:
         load_weights(recorder.feed(specs))
     return recorder.layout(specs)
@@ -51,13 +64,17 @@ def record_layout(
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook is untyped
     """Notes every write of the loader and executes none."""
 
-    def __init__(self, probes: dict[str, torch.Tensor], transformed: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, probes: dict[str, torch.Tensor], transformed: Iterable[torch.Tensor], live: Collection[int] | None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._probes = probes
         self._owner = {_storage_key(probe): name for name, probe in probes.items()}
         self._derived: list[torch.Tensor] = []  # kept alive so that storage keys stay unique
         self._transformed = {_storage_key(t) for t in transformed}
+        self._live = live
         self._current = ""
+        self._exhausted = False
         self.copies: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in probes}
         self.fills: list[Fill] = []
         self.reasons: dict[str, str] = {}
@@ -68,6 +85,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         for spec in specs:
             self._current = spec.name
             yield spec.name, self._probes[spec.name]
+        self._exhausted = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,9 +95,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if written is not None and not written.is_meta:
             self._write(func, written, args, kwargs)
             return written
-        sources = {self._owner[k] for k in map(_storage_key, _tensors(args, kwargs)) if k in self._owner}
+        sources = self._owners(args, kwargs)
         if not sources:
             return func(*args, **kwargs)
+        if written is not None and func not in _METADATA_ONLY:
+            self._loader_only(sources, f"the loader changes it in place ({func})")
+            return written
+        if func is torch.ops.aten._to_copy.default:
+            kwargs = {**kwargs, "device": torch.device("meta")}  # a probe has no data to move anywhere
         if func is torch.ops.aten._local_scalar_dense.default:
             self._loader_only(sources, "the loader reads its value")
             return 0
@@ -93,7 +116,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def _write(self, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func in _FILLS:
-            self.fills.append(Fill(target, float(args[1]) if len(args) > 1 else 0.0))
+            self._fill(target, float(args[1]) if len(args) > 1 else 0.0)
             return
         source = args[1] if len(args) > 1 else kwargs.get("src")
         name = self._owner.get(_storage_key(source)) if isinstance(source, torch.Tensor) else None
@@ -103,15 +126,47 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 self._loader_only({name}, f"the loader broadcasts {tuple(source.shape)} to {tuple(target.shape)}")
             if _storage_key(target) in self._transformed:
                 self._loader_only({name}, "the engine repacks this parameter after loading")
+            if self._live is not None and target.untyped_storage().data_ptr() not in self._live:
+                self._loader_only({name}, "the loader assembles it in a buffer of its own")
         else:
-            self._loader_only({name or self._current}, f"the loader writes through {func}")
+            # Once the loader has all names, a write from no probe can belong to any of them.
+            unknown = set(self._probes) if self._exhausted else {self._current}
+            self._loader_only(self._owners(args, kwargs) or unknown, f"the loader writes through {func}")
             self.opaque.append(target)
+
+    def _fill(self, target: torch.Tensor, value: float) -> None:
+        overwritten = {name for name, copies in self.copies.items() for copied, _ in copies if _overlap(copied, target)}
+        self._loader_only(overwritten, "the loader overwrites a part of it afterwards")
+        if overwritten or self._current in self.reasons:
+            self.opaque.append(target)
+        else:
+            self.fills.append(Fill(target, value))
+
+    def _owners(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+        return {self._owner[k] for k in map(_storage_key, _tensors(args, kwargs)) if k in self._owner}
 
     def _loader_only(self, names: Iterable[str], reason: str) -> None:
         for name in names:
             self.reasons.setdefault(name, reason)
 
+    def _loader_only_where_shared(self) -> None:
+        """Two checkpoint tensors in one place: which one wins is the loader's business."""
+        places: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], set[str]] = {}
+        for name, copies in self.copies.items():
+            for target, _ in copies:
+                key = (
+                    _storage_key(target),
+                    int(target.storage_offset()),
+                    tuple(target.shape),
+                    tuple(target.stride()),
+                )
+                places.setdefault(key, set()).add(name)
+        for names in places.values():
+            if len(names) > 1:
+                self._loader_only(names, f"the loader writes {sorted(names)} to the same place")
+
     def layout(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
+        self._loader_only_where_shared()
         storages: list[torch.Tensor] = []
         index: dict[tuple[int, torch.dtype], int] = {}
         tensors = []
@@ -133,7 +188,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                         if key not in index:
                             index[key] = len(storages)
                             storages.append(flat_bits(target, bits_dtype))
-                        pieces.append(Piece(index[key], (*box,)))
+                        piece = Piece(index[key], (*box,))
+                        if piece not in pieces:  # a loader may copy the same part twice
+                            pieces.append(piece)
                 except ValueError as error:
                     reason = str(error)
             dtype = dtype_name(next(iter(dtypes)), spec.name) if dtypes else spec.dtype
@@ -148,7 +205,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 
 def _box(source: torch.Tensor, target: torch.Tensor) -> Box:
-    return normalise(
+    box = normalise(
         Box(
             int(source.storage_offset()),
             int(target.storage_offset()),
@@ -157,6 +214,22 @@ def _box(source: torch.Tensor, target: torch.Tensor) -> Box:
             tuple(target.stride()),
         )
     )
+    if len(box.sizes) > MAX_RANK:
+        raise ValueError(f"it takes a {len(box.sizes)}-dimensional map, the kernels take {MAX_RANK}")
+    return box
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the storage ranges of two views meet (ranges, so interleaved views count as meeting)."""
+    if _storage_key(a) != _storage_key(b) or a.numel() == 0 or b.numel() == 0:
+        return False
+
+    def span(t: torch.Tensor) -> tuple[int, int]:
+        first = int(t.storage_offset())
+        return first, first + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+    (a_first, a_last), (b_first, b_last) = span(a), span(b)
+    return a_first <= b_last and b_first <= a_last
 
 
 def _written_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import torch
 from slipstream.core.hooks import plugins
 from slipstream.core.weights.channel import SubscriberChannel
 from slipstream.core.weights.engine import Engine
-from slipstream.core.weights.errors import SyncError
+from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutError
 from slipstream.core.weights.fingerprints import MASK, held_fingerprint
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.messages import (
@@ -34,7 +35,7 @@ from slipstream.core.weights.messages import (
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.tensors import DTYPES, TensorSpec, digest
 from slipstream.core.weights.transaction import Transaction
-from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, TensorTable, unpack_frame
+from slipstream.core.weights.wire import ANY_WIDTH, NO_BASE, Identity, Range, Section, TensorTable, unpack_frame
 
 logger = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=Message)
@@ -49,7 +50,7 @@ class Subscriber:
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
-        self._name = name
+        self._name = f"{name} #{uuid.uuid4().hex[:6]}"  # two engines may call their ranks the same
         self._layout: LayoutMap | None = None
         self._table: str | None = None
         self._run: int | None = None
@@ -84,25 +85,26 @@ class Subscriber:
             self.invalidate("the engine replaced its parameters")
             self._layout = self._table = None
         channel.send(encode(Hello(self._name, self._run, self._version, self._table)))
-        message = _receive(channel, timeout)
         try:
+            message = _receive(channel, timeout)
             if isinstance(message, Table):
                 self._record(message.specs)
                 assert self._layout is not None
                 channel.send(encode(Layout(self._layout.tensors)))
                 message = _receive(channel, timeout)
             begin = _expect(message, Begin)
-        except SyncError:
-            raise
         except Exception as error:
-            channel.send(encode(_failure(error)))
+            _report(channel, error)
             raise
         self._update(begin, channel, timeout)
+        plugins().hook.slipstream_weights_changed(version=begin.target)
         return begin.target
 
     def _record(self, specs: tuple[TensorSpec, ...]) -> None:
         self.invalidate("new checkpoint table")
-        self._layout = record_layout(self._engine.load_weights, specs, self._engine.transformed())
+        self._layout = record_layout(
+            self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages().keys()
+        )
         self._table = digest(specs)
         by_loader = [t for t in self._layout.tensors if t.kind == "loader"]
         if by_loader:
@@ -128,23 +130,36 @@ class Subscriber:
             self._write(begin, transaction, layout, channel, timeout)
             fingerprints = self._new_fingerprints(begin, transaction, layout)
             channel.send(encode(Applied(np.array(fingerprints, "<u8").tobytes())))
-            commit = _expect(_receive(channel, timeout), Commit)
+            # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit.
+            commit = _expect(_receive(channel, 2 * timeout), Commit)
         except BaseException as error:
-            transaction.roll_back()
-            if not isinstance(error, SyncError):
-                channel.send(encode(_failure(error)))
+            self._undo(transaction)
+            _report(channel, error)
             raise
         self._run, self._version, self._fingerprints = begin.run, begin.target, fingerprints
         self.applied += 1
         channel.send(encode(Done(begin.target)))
-        plugins().hook.slipstream_weights_changed(version=begin.target)
         if commit.audit_frames:
-            self._audit(begin, commit.audit_frames, channel, timeout)
+            try:
+                self._audit(begin, commit.audit_frames, channel, timeout)
+            except BaseException as error:
+                self.invalidate("an audit failed half-way")
+                _report(channel, error)
+                raise
+
+    def _undo(self, transaction: Transaction) -> None:
+        try:
+            transaction.roll_back()
+        except Exception as error:
+            self.invalidate(f"the undo failed: {error}")
+            logger.exception("%s: could not restore the weights; the next sync is a dense seed", self._name)
+        if transaction.used_loader:
+            self.invalidate("an update through the engine's own loader was undone")
 
     def _write(
         self, begin: Begin, transaction: Transaction, layout: LayoutMap, channel: SubscriberChannel, timeout: float
     ) -> None:
-        widths = tuple(DTYPES[t.dtype].itemsize for t in layout.tensors)
+        widths = tuple(DTYPES[t.dtype].itemsize if t.kind != "unused" else ANY_WIDTH for t in layout.tensors)
         table = TensorTable(tuple(s.numel for s in layout.specs), widths)
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
         frames: Iterator[list[Section]] = (
@@ -217,11 +232,15 @@ def _receive(channel: SubscriberChannel, timeout: float) -> Message:
 
 def _expect(message: Message, kind: type[_M]) -> _M:
     if isinstance(message, Abort):
-        raise SyncError(f"the trainer aborted the sync: {message.reason}")
+        raise AbortedError(f"the trainer aborted the sync: {message.reason}")
     if not isinstance(message, kind):
         raise SyncError(f"expected {kind.__name__}, got {type(message).__name__}; both ends must run the same version")
     return message
 
 
-def _failure(error: BaseException) -> Failed:
-    return Failed(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+def _report(channel: SubscriberChannel, error: BaseException) -> None:
+    """Tell the publisher, unless it is the one that gave up or is not there."""
+    if isinstance(error, (AbortedError, SyncTimeoutError)):
+        return
+    text = "".join(traceback.format_exception(error))
+    channel.send(encode(Failed(f"{type(error).__name__}: {error}", text)))

@@ -35,7 +35,8 @@ class Transaction:
         self._undo: list[_Overwritten | _Scattered] = []
         self._partial: dict[int, tuple[torch.Tensor, int]] = {}  # tensor -> (host elements so far, count)
         self._for_loader: dict[int, torch.Tensor] = {}
-        self._used_loader = False
+        self.used_loader = False
+        """Whether the engine's loader ran: what it did beyond the saved tensors is unknown to an undo."""
         self.deltas: dict[int, int] = {}
         """Fingerprint change by tensor, from the old values really found in memory."""
         self.rewritten: set[int] = set()
@@ -76,8 +77,6 @@ class Transaction:
             else:
                 undo_scatter(entry.storage, entry.applied)
         self._undo.clear()
-        if self._used_loader:
-            self._engine.finish_loading()
 
     def _scatter(self, changes: Changes) -> None:
         layout = self._layout.tensors[changes.tensor]
@@ -130,6 +129,6 @@ class Transaction:
         self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))
 
     def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        self._used_loader = True
+        self.used_loader = True
         self._engine.load_weights(weights)
         self._engine.finish_loading()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import uuid
 from types import ModuleType
 from typing import Any
 
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
 
+RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
+"""Environment variable that sets the sockets of one run apart from those of another on the same node."""
 BACKEND = "slipstream"
 """Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
 
@@ -39,6 +42,7 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         node = config.get("slipstream") if config is not None else None
         if node is not None:
             env["env_vars"][SLIPSTREAM_NODE] = to_json(parse_config(node))
+            env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env

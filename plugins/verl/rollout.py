@@ -11,6 +11,7 @@ from typing import Any
 import ray
 import torch
 
+from slipstream.plugins.verl.driver import RUN_NONCE
 from slipstream.plugins.verl.publishing import VerlPublisher
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
@@ -56,7 +57,13 @@ class SlipstreamServerAdapter(ServerAdapter):
         if self._publisher is None:
             self._publisher = VerlPublisher()
         template = self._endpoint_template()
-        channel = self._publisher.open(template.format(local_rank=self._local_rank()))
+        try:
+            channel = self._publisher.open(template.format(local_rank=self._local_rank()))
+        except BaseException:
+            for _ in weights:  # collectives: the other ranks wait in them
+                pass
+            _all_ranks(False)
+            raise
         try:
             await self._publisher.publish(
                 weights,
@@ -82,9 +89,9 @@ class SlipstreamServerAdapter(ServerAdapter):
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])
 
     def _endpoint_template(self) -> str:
-        # Same identity as verl's own socket: job, replica, node-local rank.
-        job = ray.get_runtime_context().get_job_id()
-        name = f"slipstream-{job}-replica-{self.replica_rank}-rank-{{local_rank}}.sock"
+        # Ray's job ids start anew in every cluster, so two runs on one node may share them: hence the run id.
+        run = os.environ.get(RUN_NONCE, "")[:12] or ray.get_runtime_context().get_job_id()
+        name = f"slipstream-{run}-{self.replica_rank}-{{local_rank}}.sock"
         return f"ipc://{os.path.join(tempfile.gettempdir(), name)}"
 
 

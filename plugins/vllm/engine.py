@@ -45,13 +45,7 @@ class VllmEngine:
 
     def transformed(self) -> list[torch.Tensor]:
         """Parameters of layers whose post-load processing may change the memory layout."""
-        return [
-            parameter
-            for module in self._model.modules()
-            if (method := getattr(module, "quant_method", None)) is not None
-            and type(method).__name__ not in _PLAIN_METHODS
-            for parameter in module.parameters()
-        ]
+        return [parameter for m in self._model.modules() if _is_transformed(m) for parameter in m.parameters()]
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes of every parameter and buffer, the definition vLLM's own weight checker uses."""
@@ -64,6 +58,17 @@ class VllmEngine:
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._model.named_parameters(remove_duplicate=False)
         yield from self._model.named_buffers(remove_duplicate=False)
+
+
+def _is_transformed(module: torch.nn.Module) -> bool:
+    """Whether vLLM derives something from the module's weights after loading, in place or beside them.
+
+    A hook of the module itself counts with everything below it: latent attention keeps absorbed copies of `kv_b_proj`,
+    which only a load through vLLM's own loader rebuilds.
+    """
+    method = getattr(module, "quant_method", None)
+    plain = method is None or type(method).__name__ in _PLAIN_METHODS
+    return not plain or hasattr(module, "process_weights_after_loading")
 
 
 def _raw_bytes(tensor: torch.Tensor) -> memoryview:

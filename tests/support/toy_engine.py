@@ -156,7 +156,7 @@ class Pair:
         """
         self.publisher._settings = dataclasses.replace(self.publisher._settings, timeout=patience)
         hub = hub or InProcessHub()
-        ends = [hub.connect(f"rank {engine.rank}") for engine in self.engines]
+        ends = [hub.connect(f"worker {index}") for index in range(len(self.engines))]
         self.errors = [None] * len(ends)
 
         def run(index: int) -> None:

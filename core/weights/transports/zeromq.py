@@ -39,7 +39,11 @@ class ZmqPublisherChannel:
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
         self._socket.setsockopt(zmq.SNDTIMEO, int(timeout * 1000))
         self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.bind(endpoint)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._error: BaseException | None = None
 

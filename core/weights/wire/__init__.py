@@ -1,6 +1,7 @@
 """The wire format: frames of checkpoint-tensor changes."""
 
 from slipstream.core.weights.wire.frame import (
+    ANY_WIDTH,
     NO_BASE,
     Changes,
     CorruptFrameError,
@@ -15,6 +16,7 @@ from slipstream.core.weights.wire.frame import (
 )
 
 __all__ = [
+    "ANY_WIDTH",
     "NO_BASE",
     "Changes",
     "CorruptFrameError",

@@ -18,6 +18,7 @@ from slipstream.core.hooks import Codec, plugins
 
 MAGIC = b"SLPS"
 FORMAT = 1
+ANY_WIDTH = 0
 NO_BASE = 2**64 - 1
 """Base version of a frame that needs none: a dense seed."""
 
@@ -73,6 +74,7 @@ class TensorTable(NamedTuple):
 
     numel: tuple[int, ...]
     width: tuple[int, ...]
+    """`ANY_WIDTH` for tensors that this receiver skips: it cannot know the dtype in which others take them."""
 
 
 def codec_of(level: int) -> Codec:
@@ -163,7 +165,7 @@ def _sections(body: memoryview, table: TensorTable, codec: Codec) -> Iterator[Se
             raise CorruptFrameError("a section header is truncated")
         tensor, mode, width, _, first, count, size = _SECTION.unpack_from(body, offset)
         offset += SECTION_BYTES
-        if tensor >= len(table.numel) or width != table.width[tensor] or offset + size > len(body):
+        if tensor >= len(table.numel) or table.width[tensor] not in (width, ANY_WIDTH) or offset + size > len(body):
             raise CorruptFrameError(
                 f"section for tensor {tensor} (width {width}, {size} bytes) does not fit the checkpoint table of "
                 f"{len(table.numel)} tensors"

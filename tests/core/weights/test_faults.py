@@ -39,7 +39,7 @@ class FaultyHub(InProcessHub):
 
 def changed(weights):
     moved = {name: w.clone() for name, w in weights.items()}
-    for name in ("q", "o", "norm", "embed", "gate", "flipped"):
+    for name in {"q", "o", "norm", "embed", "gate", "flipped"} & moved.keys():
         moved[name].reshape(-1)[::3] += 1
     moved["lm_head"] = moved["embed"]
     return moved
@@ -84,7 +84,7 @@ def test_an_engine_that_fails_keeps_its_weights_and_the_trainer_raises_its_error
     pair.engines[1].fail_after = None
     report = pair.sync(changed(old))
     assert pair.holds(changed(old))
-    assert report.seeded_workers == 0, "both still hold the acknowledged version, a delta is enough"
+    assert report.seeded_workers == 2, "an undo cannot know all that the engine's own loader did"
 
 
 def test_a_loader_that_fails_in_the_seed_restores_what_was_there():
@@ -121,6 +121,7 @@ def test_an_update_that_is_staged_and_never_delivered_is_not_lost():
 def test_a_collective_that_fails_undoes_the_update():
     pair = Pair([ToyEngine()])
     old = checkpoint()
+    del old["flipped"]
     pair.sync(old)
 
     def broken(ready: bool) -> bool:
@@ -184,15 +185,9 @@ def test_a_late_engine_gets_a_seed_while_the_others_get_the_delta():
     weights = checkpoint()
     pair.sync(weights)
     late = Pair([ToyEngine(0, 1)])
-    late.subscribers[0]._name = "late"
     pair.engines += late.engines
     pair.subscribers += late.subscribers
-    pair.engines[1].rank = 0
-    hub = InProcessHub()
-    names = iter(["first", "late"])
-    connect = hub.connect
-    hub.connect = lambda _: connect(next(names))
-    report = pair.sync(changed(weights), hub)
+    report = pair.sync(changed(weights))
     assert (report.workers, report.seeded_workers) == (2, 1)
     assert pair.holds(changed(weights))
 

@@ -1,0 +1,159 @@
+"""Loaders that a naive recording gets wrong: what arrives must be what a dense load gives, whichever path it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_engine import Pair, ToyEngine, checkpoint
+
+
+def moved(weights, step):
+    generator = torch.Generator().manual_seed(step)
+    result = {name: w + 0.1 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    result["lm_head"] = result["embed"]
+    return result
+
+
+class InPlaceOnTheProbe(ToyEngine):
+    def _load_norm(self, weight):
+        weight = weight.clone() if not weight.is_meta else weight
+        weight += 1
+        self.tensors["norm"].copy_(weight)
+
+
+class AssembledInABuffer(ToyEngine):
+    def load_weights(self, weights):
+        self.buffer = torch.zeros(16, 24, dtype=torch.bfloat16)
+        return super().load_weights(weights)
+
+    def _load_q(self, weight):
+        self.buffer.copy_(weight)
+
+    def _load_v(self, weight):
+        super()._load_v(weight)
+        self.tensors["qkv"][:16].copy_(self.buffer)
+
+
+class ZeroesARowAfterwards(ToyEngine):
+    def _load_embed(self, weight):
+        super()._load_embed(weight)
+        self.tensors["embed"][0].zero_()
+
+
+class CollectsFirstAndIndexes(ToyEngine):
+    def load_weights(self, weights):
+        return super().load_weights(list(weights))
+
+    def _load_norm(self, weight):
+        self.tensors["norm"][torch.arange(24)] = weight.to(torch.bfloat16)
+
+
+class FillsWithAValue(ToyEngine):
+    def _load_norm(self, weight):
+        self.tensors["norm"].fill_(weight[3].item())
+
+
+class TiedHeadIsLoadedToo(ToyEngine):
+    def _load_lm_head(self, weight):
+        self._load_embed(weight)
+
+
+class CopiesTwice(ToyEngine):
+    def _load_norm(self, weight):
+        super()._load_norm(weight)
+        super()._load_norm(weight)
+
+
+class MovesToADevice(ToyEngine):
+    def _load_norm(self, weight):
+        self.tensors["norm"].copy_(weight.to("cpu", torch.float16))
+
+
+HOSTILE = [
+    InPlaceOnTheProbe,
+    AssembledInABuffer,
+    ZeroesARowAfterwards,
+    CollectsFirstAndIndexes,
+    FillsWithAValue,
+    TiedHeadIsLoadedToo,
+    CopiesTwice,
+    MovesToADevice,
+]
+
+
+@pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
+def test_what_arrives_is_what_the_loader_gives(engine):
+    pair = Pair([engine()])
+    weights = checkpoint()
+    for step in range(3):
+        pair.sync(weights)
+        fresh = engine()
+        fresh.load_weights(weights.items())
+        assert pair.engines[0].checksums() == fresh.checksums(), f"sync {step}"
+        weights = moved(weights, step)
+
+
+@pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
+def test_an_aborted_update_leaves_what_was_there(engine):
+    pair = Pair([engine()])
+    pair.sync(checkpoint())
+    before = pair.engines[0].checksums()
+    with pytest.raises(Exception, match="another trainer rank"):
+        pair.sync(moved(checkpoint(), 1), agree=lambda ready: False)
+    assert pair.engines[0].checksums() == before
+
+
+def test_a_tensor_that_one_rank_ignores_reaches_the_other():
+    """The ranks of an expert-parallel engine; the trainer's dtype is not the engine's."""
+
+    class Without(ToyEngine):
+        def _load_norm(self, weight):
+            pass
+
+    pair = Pair([ToyEngine(0, 2), Without(1, 2)])
+    for step in range(3):
+        weights = moved(checkpoint(), step)
+        pair.sync(weights)
+        assert torch.equal(pair.engines[0].tensors["norm"], weights["norm"].bfloat16())
+        assert not pair.engines[1].tensors["norm"].any()
+
+
+def test_engines_of_one_name_and_several_layouts_are_told_apart():
+    pair = Pair([ToyEngine(0, 1), ToyEngine(0, 2)])
+    for step in range(3):
+        weights = moved(checkpoint(), step)
+        pair.sync(weights)
+        assert pair.holds(weights)
+
+
+def test_damage_is_healed_by_the_sync_after_the_one_that_found_it():
+    from slipstream.core.weights import FingerprintMismatchError
+
+    pair = Pair([ToyEngine()], verify_every=2)
+    pair.sync(checkpoint())
+    pair.engines[0].tensors["gate_up"][1, 2, 3] += 1
+    with pytest.raises(FingerprintMismatchError):
+        pair.sync(checkpoint())
+    assert pair.sync(checkpoint()).seeded_workers == 1
+    assert pair.holds(checkpoint())
+
+
+def test_a_failure_inside_an_audit_is_reported_and_healed():
+    from slipstream.core.weights import EngineFailedError
+
+    pair = Pair([ToyEngine()], audit_every=2)
+    pair.sync(checkpoint())
+
+    def broken(weight):
+        raise RuntimeError("toy engine: audit breaks")
+
+    pair.engines[0]._load_norm = broken
+    with pytest.raises(EngineFailedError, match="audit breaks"):
+        pair.sync(checkpoint())
+    del pair.engines[0]._load_norm
+    assert pair.sync(checkpoint()).seeded_workers == 1
+    assert pair.holds(checkpoint())
+
+
+def test_a_tensor_without_a_fingerprint_is_counted():
+    assert Pair([ToyEngine()]).sync(checkpoint()).unverified_tensors == 1
