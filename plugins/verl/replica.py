@@ -6,6 +6,8 @@ from typing import Any
 
 import ray
 
+from slipstream.core.weights import EngineFailedError
+from slipstream.plugins.vllm.worker_extension import failures
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 WORKER_EXTENSION = "slipstream.plugins.verl.vllm_worker.SlipstreamWorkerExtension"
@@ -20,6 +22,18 @@ class SlipstreamHttpServer(vLLMHttpServer):
     def _resolve_sleep_level(self) -> int:
         # Level 2 throws the weights away, and a delta needs its base: keep them in host memory while asleep.
         return 1
+
+    async def slipstream_sync(self, endpoint: str, timeout: float) -> None:
+        """Make every worker take part in the sync at `endpoint`.
+
+        Raises:
+            EngineFailedError: with the errors of all workers that failed.
+        """
+        outcomes = await self.engine.collective_rpc(
+            method="slipstream_sync", kwargs={"endpoint": endpoint, "timeout": timeout}
+        )
+        if failed := failures(outcomes):
+            raise EngineFailedError("; ".join(failed))
 
 
 class SlipstreamReplica(vLLMReplica):

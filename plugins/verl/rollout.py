@@ -79,11 +79,8 @@ class SlipstreamServerAdapter(ServerAdapter):
 
     async def _sync_workers(self, endpoint: str, timeout: float) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""
-        future = await self._execute_method(
-            "slipstream_sync", non_block=True, kwargs={"endpoint": endpoint, "timeout": timeout}
-        )
-        if future is not None:
-            await future
+        if self._ensure_server_handle():
+            await self.server_handle.slipstream_sync.remote(endpoint=endpoint, timeout=timeout)
 
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])

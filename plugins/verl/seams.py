@@ -27,12 +27,14 @@ def seam_table() -> SeamTable:
             _sync("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
             _sync(f"{_SERVER}:vLLMHttpServer._get_worker_extension_cls", "()", "our worker extension"),
             _sync(f"{_SERVER}:vLLMHttpServer._resolve_sleep_level", "()", "keeps weights while asleep"),
-            _sync(f"{_SERVER}:vLLMHttpServer.collective_rpc", "(method, timeout, args, kwargs)", "starts a sync"),
+            _sync(
+                "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", "(method, timeout, args, kwargs)", "starts a sync"
+            ),
             _sync(f"{_SERVER}:vLLMHttpServer.clear_kv_cache", "()", "drops prefixes of old weights"),
             _sync(f"{_SERVER}:vLLMHttpServer.set_global_steps", "(global_steps)", "stamps samples"),
             _sync(f"{_SERVER}:vLLMReplica", None, "our replica derives from it"),
             _sync(f"{_ADAPTER}.update_weights", "(weights, global_steps, wire_format, **kwargs)", "replaced"),
-            _sync(f"{_ADAPTER}._execute_method", "(method, non_block, timeout, args, kwargs)", "calls the engine"),
+            _sync(f"{_ADAPTER}._ensure_server_handle", "()", "finds the server"),
             _sync(
                 "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension",
                 None,

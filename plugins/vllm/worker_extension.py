@@ -1,19 +1,23 @@
 """What slipstream adds to a vLLM worker, through vLLM's own `worker_extension_cls`.
 
 For an engine of your own: `LLM(..., worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`,
-then `collective_rpc("slipstream_sync", kwargs={"endpoint": ..., "timeout": ...})` for every sync.
+then `collective_rpc("slipstream_sync", kwargs={"endpoint": ..., "timeout": ...})` for every sync (`failures` reads its
+answer), and `reset_prefix_cache()`, since the cached prefixes belong to the old weights.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slipstream.core.hooks import plugins
 from slipstream.core.weights import Subscriber, SubscriberChannel
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerExtension:
@@ -27,23 +31,31 @@ class WorkerExtension:
         create = super().__new__
         return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
 
-    def slipstream_sync(self, endpoint: str, timeout: float) -> int:
-        """Receive one update from the publisher at `endpoint` and return the version now held.
+    def slipstream_sync(self, endpoint: str, timeout: float) -> tuple[int | None, str]:
+        """Receive one update from the publisher at `endpoint`.
 
         Args:
             endpoint: ZeroMQ address; `{local_rank}` in it becomes this worker's rank on its node.
             timeout: seconds to wait for each message.
 
-        Raises:
-            Exception: the sync failed; the weights are those from before.
+        Returns:
+            (version now held, "") or (version still held or None, the error). Never raises: vLLM's executor stops
+            reading at the first worker that raises, and takes the answers of the others for those of the next call.
         """
-        subscriber = self._slipstream()
-        address = endpoint.format(local_rank=self._slipstream_local_rank())
-        channel: SubscriberChannel = plugins().transport("zeromq").open("subscriber", address, timeout)
         try:
-            return subscriber.sync(channel, timeout)
-        finally:
-            channel.close()
+            subscriber = self._slipstream()
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+        try:
+            address = endpoint.format(local_rank=self._slipstream_local_rank())
+            channel: SubscriberChannel = plugins().transport("zeromq").open("subscriber", address, timeout)
+            try:
+                return subscriber.sync(channel, timeout), ""
+            finally:
+                channel.close()
+        except Exception as error:
+            logger.exception("slipstream: this worker keeps the weights it had")
+            return subscriber.version, f"{type(error).__name__}: {error}"
 
     def slipstream_checksums(self) -> dict[str, str]:
         """SHA-256 of every parameter and buffer of this worker."""
@@ -93,3 +105,8 @@ _WRITERS: dict[str, Callable[..., bool]] = {
     "update_weights_from_ipc": _always,
 }
 """Worker methods after which the weights are not those of the acknowledged version, and when."""
+
+
+def failures(outcomes: Iterable[tuple[int | None, str]]) -> list[str]:
+    """The errors in what `collective_rpc("slipstream_sync", ...)` returned, with the rank; empty when all is well."""
+    return [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error]

@@ -51,7 +51,11 @@ class VllmRollout:
         self._fresh = 0
 
     def sync(self, endpoint: str) -> None:
-        self._llm.collective_rpc("slipstream_sync", kwargs={"endpoint": endpoint, "timeout": 60.0})
+        from slipstream.plugins.vllm.worker_extension import failures
+
+        outcomes = self._llm.collective_rpc("slipstream_sync", kwargs={"endpoint": endpoint, "timeout": 60.0})
+        if failed := failures(outcomes):
+            raise RuntimeError("; ".join(failed))
 
     def checksums(self) -> list[dict[str, str]]:
         return self._llm.collective_rpc("slipstream_checksums")
