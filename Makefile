@@ -27,7 +27,7 @@ demo: env ## train a small model with and without slipstream and compare (MODEL=
 	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
-	@$(BIN)/pytest --durations=15 --session-timeout=2700 $(PYTEST_ARGS)
+	@$(BIN)/pytest --durations=15 --session-timeout=3300 $(PYTEST_ARGS)
 
 check: env ## lint, formatting and types
 	@echo "check: ruff"
