@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class SyncError(RuntimeError):
-    """A weight sync did not happen. Engines keep the version they held; the trainer's snapshot did not advance."""
+    """A weight sync did not happen. Unless a subclass says otherwise, engines keep the version they held and the
+    trainer's snapshot did not advance."""
 
 
 class AbortedError(SyncError):

@@ -93,7 +93,7 @@ class SlipstreamServerAdapter(ServerAdapter):
 
 
 def _all_ranks(ready: bool) -> bool:
-    """Whether every trainer rank is ready: one collective, so a delta is committed everywhere or nowhere."""
+    """Whether every trainer rank is ready: one collective, so that no rank commits while another has failed."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return ready
     flag = torch.tensor([int(ready)])
