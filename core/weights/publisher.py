@@ -98,6 +98,7 @@ class Publisher:
         self.run = secrets.randbits(63)
         self._attempts = 0
         self._acked: int | None = None
+        self._warned = False
         self._table: Checkpoint | None = None
         self._snapshot = Snapshot(settings.keep_on_device)
         self._layouts: dict[str, WorkerLayout] = {}  # by worker name
@@ -148,6 +149,7 @@ class Publisher:
         if seed:
             if tuple(specs) != update.table.specs:
                 self._layouts.clear()
+                self._warned = False
                 update.table = Checkpoint(tuple(specs))
             self._table = update.table
             self._expected.clear()
@@ -270,7 +272,9 @@ class Publisher:
             if update.table.kinds[index] != "unused":
                 self._snapshot.store(index, value.to(update.table.dtypes[index]))
                 update.changed += value.numel()
-        self._warn_of_ignored(update)
+        if not self._warned:
+            self._warned = True
+            self._warn_of_ignored(update)
         if not update.audit:
             update.raw.clear()
 

@@ -12,7 +12,14 @@ import torch
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.hooks import WeightSyncFinished, WeightSyncStarted, plugins
 from slipstream.core.telemetry import event_log
-from slipstream.core.weights import Publisher, PublisherChannel, PublisherSettings, SyncReport, ZmqPublisherChannel
+from slipstream.core.weights import (
+    Publisher,
+    PublisherChannel,
+    PublisherSettings,
+    SyncError,
+    SyncReport,
+    ZmqPublisherChannel,
+)
 
 last_metrics: dict[str, float] = {}
 """Metrics of this process's last sync, for the trainer's tracker."""
@@ -70,8 +77,13 @@ class VerlPublisher:
             workers: engine workers that will connect.
             call_engine: starts the workers' side; its failure ends the sync with the engine's error.
             step: trainer step, for the event log.
-            agree: see `Publisher.deliver`.
+            agree: see `Publisher.deliver`; also called once after staging, so that no rank waits for engine workers
+                that nobody will call.
             log: whether this rank writes the event.
+
+        Raises:
+            SyncError: another rank could not stage its weights.
+            Exception: see `Publisher.stage` and `Publisher.deliver`.
         """
         try:
             update = self._publisher.stage(weights)
@@ -82,6 +94,11 @@ class VerlPublisher:
             agree(False)
             self._publisher.refuse(channel, workers, f"{type(error).__name__}: {error}")
             raise
+        if not agree(True):
+            raise SyncError(
+                "another trainer rank could not stage its weights; its own error says why. All engines keep their old "
+                "weights."
+            )
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._publisher.deliver, update, channel, workers, agree)

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from breaking import failing_scatter
 
 from slipstream.plugins.verl.post_import import after_import
 
-
-def _break(transaction: ModuleType) -> None:
-    scatter = transaction.scatter_changes
-    count = 0
-
-    def failing(*args: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise RuntimeError("broken on purpose")
-        return scatter(*args)
-
-    transaction.scatter_changes = failing  # type: ignore[attr-defined]
-
-
-after_import("slipstream.core.weights.transaction", _break)
+after_import(
+    "slipstream.core.weights.transaction",
+    lambda transaction: setattr(transaction, "scatter_changes", failing_scatter(transaction)),
+)

@@ -133,6 +133,7 @@ def training_overrides(
         f"{_ROLLOUT}.max_model_len={max(256, prompt_length + response_length)}",
         f"{_ROLLOUT}.max_num_seqs={min(samples, 256)}",
         f"{_ROLLOUT}.max_num_batched_tokens=2048",
+        f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes={256 << 20}",
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu={samples // trainer_gpus}",
         f"{_ROLLOUT}.agent.num_workers=1",
         f"{_ROLLOUT}.agent.default_agent_loop=seeded_single_turn_agent",
@@ -191,7 +192,6 @@ def training_environment(folder: Path, gpus: int = 1, threads: int = 1) -> dict[
         "RAY_DEDUP_LOGS": "0",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_worker_niceness": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
     }

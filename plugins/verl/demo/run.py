@@ -15,7 +15,7 @@ from slipstream.plugins.verl.demo.model import cached_model, default_cache
 from slipstream.plugins.verl.demo.runner import RunResult
 from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
 
-STEPS = 12
+STEPS = 10
 OVERRIDE = "+slipstream=sync"
 
 

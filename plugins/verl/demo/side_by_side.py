@@ -41,16 +41,20 @@ def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, Trai
         def run(label: str, command: TrainingCommand) -> RunResult:
             row = progress.add_task(label, total=command.steps, note="starting")
 
+            def say(note: str, advance: int = 0) -> None:
+                progress.update(row, advance=advance, note=note)
+                if not progress.console.is_terminal:  # where no bar is drawn, in a file say
+                    progress.console.print(f"{label}: {note}")
+
             def show(step: StepMetrics) -> None:
-                note = f"reward {step.reward:.2f}, {step.step_seconds:.0f} s a step"
-                progress.update(row, advance=1, note=note)
+                say(f"step {step.step}, reward {step.reward:.2f}, {step.step_seconds:.0f} s a step", advance=1)
 
             try:
                 return run_training(
                     command,
                     timeout=_TIMEOUT_SECONDS,
                     on_step=show,
-                    on_stage=lambda stage: progress.update(row, note=stage),
+                    on_stage=say,
                     cancelled=failed.is_set,
                 )
             except BaseException:

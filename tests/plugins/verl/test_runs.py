@@ -95,6 +95,22 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
     assert all(event["payload_bytes"] < event["dense_bytes"] / 2 for event in standalone[1:])
 
 
+def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
+    """FSDP over two ranks, each publishing to one worker of a TP 2 engine; both commit or neither."""
+    ours, syncs = train(
+        "sharded",
+        "+slipstream=sync",
+        "slipstream.weight_sync.audit_every=1",
+        dtype="bfloat16",
+        trainer_gpus=2,
+        tensor_parallel=2,
+    )
+    assert len(ours.steps) == STEPS
+    assert [event["target"] for event in syncs] == list(range(1, STEPS + 2))
+    assert [event["seeded_workers"] for event in syncs] == [1] + [0] * STEPS
+    assert all(event["audited_tensors"] > 0 for event in syncs)
+
+
 def test_an_engine_that_fails_ends_the_run_with_its_own_error(train):
     """Not a hang: the trainer raises what the engine raised, in the middle of the first delta."""
     with pytest.raises(TrainingError, match="broken on purpose"):

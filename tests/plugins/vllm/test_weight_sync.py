@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ PROMPTS = [[5, 9, 17, 33, 2], list(range(40, 70))]
 def start(folder: Path, dtype: str, tensor_parallel: int, load_format: str):
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_NO_USAGE_STATS="1",
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
@@ -35,10 +33,16 @@ def start(folder: Path, dtype: str, tensor_parallel: int, load_format: str):
         max_model_len=256,
         max_num_seqs=8,
         load_format=load_format,
+        kv_cache_memory_bytes=64 << 20,
         tensor_parallel_size=tensor_parallel,
         distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
         worker_extension_cls="vllm_test_extension.TestExtension",
     )
+
+
+def stop(llm) -> None:
+    """End the engine's workers: dropping the last reference leaves them, and their memory, behind."""
+    llm.llm_engine.engine_core.shutdown()
 
 
 class VllmRollout:
@@ -68,8 +72,8 @@ class VllmRollout:
         try:
             return llm.collective_rpc("slipstream_checksums")
         finally:
-            del llm
-            gc.collect()
+            if self.workers > 1:  # a worker in this process would take the first engine's process groups with it
+                stop(llm)
 
     def lose_weights(self) -> None:
         self._llm.collective_rpc("lose_weights")
@@ -96,8 +100,7 @@ class VllmSuite(EngineWeightSync):
     def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRollout]:
         rollout = VllmRollout(tmp_path_factory.mktemp("vllm"), self.tied, self.dtype, self.workers)
         yield rollout
-        del rollout._llm
-        gc.collect()
+        stop(rollout._llm)
 
     @pytest.fixture
     def weights(self) -> Weights:

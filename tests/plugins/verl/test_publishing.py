@@ -1,0 +1,71 @@
+"""The trainer side of several ranks: when one cannot stage, all of them say so at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
+from slipstream.core.weights import InProcessHub, SyncError
+from slipstream.plugins.verl.publishing import VerlPublisher
+
+
+class Ranks:
+    """A collective over threads, as `all_reduce(MIN)` is over processes."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._ready: list[bool] = []
+
+    def agree(self, ready: bool) -> bool:
+        self._ready.append(ready)
+        self._barrier.wait(30)
+        verdict = all(self._ready)
+        if self._barrier.wait(30) == 0:
+            self._ready.clear()
+        self._barrier.wait(30)
+        return verdict
+
+
+def _weights(broken: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "a", torch.ones(3, 5)
+    if broken:
+        raise RuntimeError("this rank lost its weights")
+
+
+@pytest.mark.parametrize("broken_rank", [0, 1])
+def test_a_rank_that_cannot_stage_does_not_leave_the_others_waiting(monkeypatch, broken_rank):
+    monkeypatch.setenv(
+        SLIPSTREAM_NODE, to_json(parse_config({"weight_sync": {"mode": "delta", "timeout_seconds": 60}}))
+    )
+    monkeypatch.setattr("slipstream.core.weights.publisher._REFUSE_SECONDS", 0.1)
+    ranks = Ranks(2)
+    called = []
+
+    async def call_engine() -> None:
+        called.append(True)
+
+    def run(rank: int) -> BaseException | None:
+        publish = VerlPublisher().publish(
+            _weights(rank == broken_rank), InProcessHub(), 1, call_engine, step=1, agree=ranks.agree, log=False
+        )
+        try:
+            asyncio.run(publish)
+        except Exception as error:
+            return error
+        return None
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        errors = list(pool.map(run, range(2)))
+    assert time.monotonic() - start < 20
+    assert "lost its weights" in str(errors[broken_rank])
+    assert isinstance(errors[1 - broken_rank], SyncError)
+    assert "another trainer rank" in str(errors[1 - broken_rank])
+    assert not called, "no engine worker is called for an update that does not exist"
