@@ -122,7 +122,8 @@ def _print(console: Any, native: RunResult, ours: RunResult, syncs: Syncs) -> No
     )
     dense, payload = syncs.median("dense_bytes"), syncs.median("payload_bytes")
     table = Table("", "verl as it is", OVERRIDE, "ratio")
-    table.add_row("bytes a sync", _bytes(dense), _bytes(payload), f"{dense / payload:.1f}x less")
+    less = f"{dense / payload:.1f}x less" if payload else "nothing changed"  # no reward differed, so no gradient
+    table.add_row("bytes a sync", _bytes(dense), _bytes(payload), less)
     table.add_row(
         "seconds a sync",
         f"{native_seconds:.3f}",
