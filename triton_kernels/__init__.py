@@ -9,7 +9,8 @@ operation first needs them, not with this package.
 from .bits import as_bits, as_unsigned_numpy
 from .box import Box, normalise
 from .extract import extract_changes
-from .fingerprint import fingerprint
+from .fingerprint import change_fingerprint, fingerprint
+from .restrict import restrict
 from .scatter import Applied, scatter_changes, undo
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Box",
     "as_bits",
     "as_unsigned_numpy",
+    "change_fingerprint",
     "extract_changes",
     "fingerprint",
     "normalise",
+    "restrict",
     "scatter_changes",
     "undo",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,9 +33,11 @@ from slipstream.core.weights.messages import (
     Layout,
     Message,
     Table,
+    Units,
     decode,
     encode,
 )
+from slipstream.core.weights.units import Link, WireUnit
 from slipstream.core.weights.wire import Identity, pack_frame
 
 logger = logging.getLogger(__name__)
@@ -66,15 +68,17 @@ class Peer:
 class Delivery:
     """One exchange. Every method raises the engine's error if a worker reports one, and a timeout if all are silent."""
 
-    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float, level: int) -> None:
+    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float) -> None:
         self._channel = channel
         self._table = table
         self._timeout = timeout
-        self._level = level
         self.peers: dict[bytes, Peer] = {}
 
-    def handshake(self, workers: int, known: dict[str, WorkerLayout]) -> None:
-        """Wait for `workers` workers and learn the layouts that are not in `known` (by worker name; updated)."""
+    def handshake(self, workers: int, known: dict[str, WorkerLayout], link_of: Callable[[WorkerLayout], Link]) -> None:
+        """Wait for `workers` workers and learn the layouts that are not in `known` (by worker name; updated).
+
+        `link_of` gives the units for a layout; a worker is told them once.
+        """
         while sum(peer.layout is not None for peer in self.peers.values()) < workers:
             address, message = self._next()
             if isinstance(message, Hello):
@@ -89,6 +93,7 @@ class Delivery:
                 # Recording a layout forgets the version, so the version of its Hello no longer counts.
                 self.peers[address] = Peer(Hello(worker, None, None, self._table.digest), layout)
                 known[worker] = layout
+                self._channel.send(address, encode(Units(link_of(layout).units)))
             else:
                 raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
 
@@ -96,9 +101,18 @@ class Delivery:
         """Layouts by worker name."""
         return {peer.hello.worker: peer.layout.tensors for peer in self.peers.values() if peer.layout is not None}
 
-    def distinct_layouts(self) -> list[WorkerLayout]:
-        """One layout for each digest."""
-        return list({p.layout.digest: p.layout for p in self.peers.values() if p.layout is not None}.values())
+    def digests(self) -> set[str]:
+        """The layouts of these workers."""
+        return {p.layout.digest for p in self.peers.values() if p.layout is not None}
+
+    def groups(self, seeded: Sequence[bytes]) -> dict[tuple[str, bool], list[bytes]]:
+        """Workers that get the same frames: by layout digest and whether they are among `seeded`, seeds last."""
+        result: dict[tuple[str, bool], list[bytes]] = {}
+        for is_seed in (False, True):
+            for address, peer in self.peers.items():
+                if peer.layout is not None and (address in seeded) == is_seed:
+                    result.setdefault((peer.layout.digest, is_seed), []).append(address)
+        return result
 
     def send_update(self, group: Sequence[bytes], begin: Begin, identity: Identity, chunks: Sequence[Chunk]) -> int:
         """Send one update to the workers of `group`; return the bytes of all frames sent."""
@@ -106,11 +120,12 @@ class Delivery:
             self._channel.send(address, encode(begin))
         return self._send_frames(group, identity, chunks)
 
-    def confirm(self, expected: dict[str, list[int]]) -> None:
+    def confirm(self, expected: Mapping[str, list[int]], units: Mapping[str, Sequence[WireUnit]]) -> None:
         """Wait until every worker has applied the update, and compare what it holds.
 
         Args:
-            expected: fingerprints by layout digest, one a tensor.
+            expected: fingerprints by layout digest, one a unit.
+            units: by layout digest, to name what is wrong.
 
         Raises:
             FingerprintMismatchError: a worker holds other bits.
@@ -121,10 +136,13 @@ class Delivery:
             got = np.frombuffer(message.fingerprints, "<u8")
             wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))
             if wrong.size:
-                names = [self._table.specs[i].name for i in wrong[:5]]
+                tensors = [t for i in wrong[:3] for t in units[peer.layout.digest][i].tensors]
+                names = [self._table.specs[t].name for t in tensors]
+                more = f" and {len(names) - 8} more" if len(names) > 8 else ""
                 raise FingerprintMismatchError(
                     f"{peer.hello.worker} holds other bits than the trainer sent in {wrong.size} of {want.size} "
-                    f"tensors, for example {names}. Something else writes its weights, or its memory is damaged."
+                    f"units, the first with (parts of) {', '.join(names[:8])}{more}. Something else writes its "
+                    "weights, or its memory is damaged."
                 )
 
     def commit(self, audit_frames: int) -> None:
@@ -172,7 +190,7 @@ class Delivery:
     def _send_frames(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
         sent = 0
         for index, chunk in enumerate(chunks):
-            frame = pack_frame(identity, index, chunk(), self._level)
+            frame = pack_frame(identity, index, chunk())
             for address in group:
                 try:
                     self._channel.send(address, frame)

@@ -27,6 +27,11 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     box: tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """The fields of a `Box`: checkpoint element index to element index in the storage."""
 
+    @classmethod
+    def of(cls, storage: int, box: Box) -> Piece:
+        """`box` of the storage with that index."""
+        return cls(storage, (box.src_offset, box.dst_offset, box.sizes, box.src_strides, box.dst_strides))
+
     def as_box(self) -> Box:
         """The piece as the kernels take it."""
         return Box(*self.box)

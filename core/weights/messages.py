@@ -4,6 +4,7 @@ subscriber                         publisher
 Hello      ───────────────────────►            who, which version, which checkpoint table it knows
            ◄───────────────────────  Table     only when the subscriber does not know the table yet
 Layout     ───────────────────────►            only after a Table
+           ◄───────────────────────  Units     only after a Layout
            ◄───────────────────────  Begin, then its frames
 Applied    ───────────────────────►            written, not yet final; or Failed, written nothing
            ◄───────────────────────  Commit    every worker of every rank applied; or Abort: undo
@@ -18,6 +19,7 @@ import msgspec
 
 from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.tensors import TensorSpec
+from slipstream.core.weights.units import WireUnit
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -44,6 +46,12 @@ class Layout(msgspec.Struct, tag=True, frozen=True):
     tensors: tuple[TensorLayout, ...]
 
 
+class Units(msgspec.Struct, tag=True, frozen=True):
+    """The arrays that this publisher sends to a worker of that layout, and where their elements go."""
+
+    units: tuple[WireUnit, ...]
+
+
 class Begin(msgspec.Struct, tag=True, frozen=True):
     """An update follows in `frames` frames."""
 
@@ -54,13 +62,15 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     frames: int
     verify: bool
     """Recompute the fingerprints from memory instead of carrying them forward."""
+    context: bytes = b""
+    """What the codec's decoder needs beside the frames."""
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
     """The update is in the worker's memory and can still be undone."""
 
     fingerprints: bytes
-    """uint64[tensors], little-endian: one fingerprint a tensor, 0 where the worker maps nothing."""
+    """uint64[units], little-endian: one fingerprint a unit, 0 for one that the engine's own loader takes."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -95,7 +105,7 @@ class Audited(msgspec.Struct, tag=True, frozen=True):
     different: tuple[str, ...]
 
 
-Message = Hello | Table | Layout | Begin | Applied | Failed | Commit | Abort | Done | Audited
+Message = Hello | Table | Layout | Units | Begin | Applied | Failed | Commit | Abort | Done | Audited
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

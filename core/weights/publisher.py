@@ -15,14 +15,13 @@ from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
 from slipstream.core.weights.errors import FingerprintMismatchError, SyncError
-from slipstream.core.weights.fingerprints import MASK
-from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import Abort, Begin, encode
+from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
-from slipstream.core.weights.wire import NO_BASE, Identity, changes_section, range_section
-from slipstream.core.weights.wire.frame import U8
-from slipstream.triton_kernels import as_bits
+from slipstream.core.weights.units import link_units
+from slipstream.core.weights.wire import NO_BASE, Bits, Identity
+from slipstream.triton_kernels import as_bits, as_unsigned_numpy
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ class Update:
     table: Checkpoint
     seed: bool
     """Every worker gets all elements."""
-    sections: list[list[bytes]] = field(default_factory=list)
     raw: dict[int, torch.Tensor] = field(default_factory=dict)
     """Trainer-dtype host copies, kept for a first seed or an audit."""
     audit: bool = False
@@ -102,7 +100,7 @@ class Publisher:
         self._table: Checkpoint | None = None
         self._snapshot = Snapshot(settings.keep_on_device)
         self._layouts: dict[str, WorkerLayout] = {}  # by worker name
-        self._expected: dict[str, list[int]] = {}  # layout digest -> fingerprints at the acknowledged version
+        self._links: dict[str, SendingLink] = {}  # by layout digest
 
     @property
     def acked(self) -> int | None:
@@ -121,7 +119,7 @@ class Publisher:
             TypeError: a dtype cannot travel.
         """
         start = time.perf_counter()
-        self._snapshot.roll_back()  # of an update that was staged and never delivered
+        self._discard()  # an update that was staged and never delivered
         self._attempts += 1
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
@@ -146,13 +144,16 @@ class Publisher:
         if failure is not None:
             self._forget()
             raise failure
+        if not seed:
+            for link in self._links.values():
+                link.finish()
         if seed:
             if tuple(specs) != update.table.specs:
                 self._layouts.clear()
+                self._links.clear()
                 self._warned = False
                 update.table = Checkpoint(tuple(specs))
             self._table = update.table
-            self._expected.clear()
         update.seconds = time.perf_counter() - start
         return update
 
@@ -177,16 +178,17 @@ class Publisher:
             it has to be.
         """
         start = time.perf_counter()
-        delivery = Delivery(channel, update.table, self._settings.timeout, self._settings.level)
+        delivery = Delivery(channel, update.table, self._settings.timeout)
         try:
-            delivery.handshake(workers, self._layouts)
+            delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).link)
             self._adopt(update, delivery)
             seeded = self._to_seed(update, delivery)
             payload = self._send(update, delivery, seeded)
-            expected = {
-                layout.digest: self._expected_fingerprints(update, layout) for layout in delivery.distinct_layouts()
-            }
-            delivery.confirm(expected)
+            used = {digest: self._links[digest] for digest in delivery.digests()}
+            delivery.confirm(
+                {digest: link.expected(update.seed) for digest, link in used.items()},
+                {digest: link.link.units for digest, link in used.items()},
+            )
         except BaseException as error:
             self._give_up(update, delivery, f"{type(error).__name__}: {error}")
             if isinstance(error, FingerprintMismatchError):
@@ -204,7 +206,9 @@ class Publisher:
             raise
         base = self._acked
         self._snapshot.commit()
-        self._acked, self._expected = update.target, expected
+        self._acked, self._links = update.target, used
+        for link in used.values():
+            link.commit()
         audit = self._audit_chunks(update)
         delivery.commit(len(audit))
         delivered = time.perf_counter()
@@ -243,17 +247,19 @@ class Publisher:
 
     def _stage_changes(self, update: Update, index: int, tensor: torch.Tensor) -> None:
         table = update.table
-        spec, kind, dtype = table.specs[index], table.kinds[index], table.dtypes[index]
-        if kind == "unused":
+        if table.kinds[index] == "unused":
             return
-        changes = self._snapshot.update(index, tensor.detach().to(dtype))
+        changes, *found = self._snapshot.compare(index, tensor.detach().to(table.dtypes[index]))
         update.changed += changes.positions.size
-        if kind == "loader":
-            update.sections.append(range_section(index, 0, self._snapshot.dense(index), dtype.itemsize))
-        elif changes.positions.size:
-            dense = self._snapshot.dense(index)
-            level = self._settings.level
-            update.sections.append(changes_section(index, *changes, dense, spec.numel, dtype.itemsize, level))
+        for link in self._links.values():
+            link.stage(index, changes)
+        self._snapshot.write(index, *found)
+
+    def _link(self, update: Update, layout: WorkerLayout) -> SendingLink:
+        if layout.digest not in self._links:
+            units = link_units(update.table.specs, layout.tensors)
+            self._links[layout.digest] = SendingLink(units, self._snapshot, self._settings.level)
+        return self._links[layout.digest]
 
     def _adopt(self, update: Update, delivery: Delivery) -> None:
         """Take over how the engines hold the tensors, or check that it is what the update was staged for."""
@@ -307,42 +313,28 @@ class Publisher:
     def _send(self, update: Update, delivery: Delivery, seeded: list[bytes]) -> int:
         limit = self._settings.chunk_bytes
         verify = self._settings.verify_every > 0 and self._attempts % self._settings.verify_every == 0
-        behind = [address for address in delivery.peers if address not in seeded]
         sent = 0
-        for group, base in ((behind, self._acked), (seeded, None)):
-            if group:
-                chunks = self._seed_chunks(update) if base is None else change_chunks(update.sections, limit)
-                begin = Begin(self.run, base, update.target, len(chunks), verify)
-                sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+        for (digest, is_seed), group in delivery.groups(seeded).items():
+            link = self._links[digest]
+            base = None if is_seed else self._acked
+            chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
+            begin = Begin(self.run, base, update.target, len(chunks), verify, link.context)
+            sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
         return sent
 
-    def _seed_chunks(self, update: Update) -> list[Chunk]:
-        table = update.table
-        tensors = [(i, table.dtypes[i].itemsize) for i, kind in enumerate(table.kinds) if kind != "unused"]
-        return range_chunks(table, tensors, self._snapshot.dense, self._settings.chunk_bytes)
-
-    def _expected_fingerprints(self, update: Update, layout: WorkerLayout) -> list[int]:
-        known = None if update.seed else self._expected.get(layout.digest)
-
-        def expect(index: int, tensor: TensorLayout) -> int:
-            if not tensor.pieces:
-                return 0
-            if known is None:
-                return self._snapshot.expected(tensor, index)
-            return (known[index] + self._snapshot.expected_change(tensor, index)) & MASK
-
-        return [expect(index, tensor) for index, tensor in enumerate(layout.tensors)]
+    def _seed_chunks(self, link: SendingLink) -> list[Chunk]:
+        arrays = [(index, unit.numel, unit.width) for index, unit in enumerate(link.link.units)]
+        return range_chunks(arrays, link.dense, self._settings.chunk_bytes)
 
     def _audit_chunks(self, update: Update) -> list[Chunk]:
         if not update.audit:
             return []
 
-        def read(index: int) -> U8:
-            array: U8 = update.raw[index].contiguous().reshape(-1).view(torch.uint8).numpy()
-            return array
+        def read(index: int) -> Bits:
+            return as_unsigned_numpy(as_bits(update.raw[index].contiguous()).reshape(-1))
 
-        tensors = [(index, spec.torch_dtype.itemsize) for index, spec in enumerate(update.table.specs)]
-        return range_chunks(update.table, tensors, read, self._settings.chunk_bytes)
+        arrays = [(index, spec.numel, spec.torch_dtype.itemsize) for index, spec in enumerate(update.table.specs)]
+        return range_chunks(arrays, read, self._settings.chunk_bytes)
 
     def _audit(self, update: Update, chunks: list[Chunk], delivery: Delivery) -> int:
         if not update.audit:
@@ -357,14 +349,19 @@ class Publisher:
         return Identity(self.run, NO_BASE if base is None else base, target)
 
     def _give_up(self, update: Update, delivery: Delivery, reason: str) -> None:
-        self._snapshot.roll_back()
+        self._discard()
         if update.seed:
             self._acked = None
         delivery.abort(reason)
 
     def _forget(self) -> None:
-        self._snapshot.roll_back()
+        self._discard()
         self._acked = None
+
+    def _discard(self) -> None:
+        self._snapshot.roll_back()
+        for link in self._links.values():
+            link.discard()
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

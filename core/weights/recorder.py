@@ -188,7 +188,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                         if key not in index:
                             index[key] = len(storages)
                             storages.append(flat_bits(target, bits_dtype))
-                        piece = Piece(index[key], (*box,))
+                        piece = Piece.of(index[key], box)
                         if piece not in pieces:  # a loader may copy the same part twice
                             pieces.append(piece)
                 except ValueError as error:

@@ -15,7 +15,7 @@ from slipstream.core.hooks import plugins
 from slipstream.core.weights.channel import SubscriberChannel
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutError
-from slipstream.core.weights.fingerprints import MASK, held_fingerprint
+from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.messages import (
     Abort,
@@ -29,13 +29,15 @@ from slipstream.core.weights.messages import (
     Layout,
     Message,
     Table,
+    Units,
     decode,
     encode,
 )
 from slipstream.core.weights.recorder import record_layout
-from slipstream.core.weights.tensors import DTYPES, TensorSpec, digest
+from slipstream.core.weights.tensors import TensorSpec, digest
 from slipstream.core.weights.transaction import Transaction
-from slipstream.core.weights.wire import ANY_WIDTH, NO_BASE, Identity, Range, Section, TensorTable, unpack_frame
+from slipstream.core.weights.units import WireUnit
+from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=Message)
@@ -53,6 +55,7 @@ class Subscriber:
         self._name = f"{name} #{uuid.uuid4().hex[:6]}"  # two engines may call their ranks the same
         self._layout: LayoutMap | None = None
         self._table: str | None = None
+        self._units: tuple[WireUnit, ...] = ()
         self._run: int | None = None
         self._version: int | None = None
         self._fingerprints: list[int] = []
@@ -88,9 +91,10 @@ class Subscriber:
         try:
             message = _receive(channel, timeout)
             if isinstance(message, Table):
-                self._record(message.specs)
-                assert self._layout is not None
-                channel.send(encode(Layout(self._layout.tensors)))
+                layout = self._record(message.specs)
+                channel.send(encode(Layout(layout.tensors)))
+                self._units = _expect(_receive(channel, timeout), Units).units
+                self._table = digest(message.specs)  # from here on no other message needs to be repeated
                 message = _receive(channel, timeout)
             begin = _expect(message, Begin)
         except Exception as error:
@@ -100,13 +104,13 @@ class Subscriber:
         plugins().hook.slipstream_weights_changed(version=begin.target)
         return begin.target
 
-    def _record(self, specs: tuple[TensorSpec, ...]) -> None:
+    def _record(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
         self.invalidate("new checkpoint table")
-        self._layout = record_layout(
+        self._table = None
+        self._layout = layout = record_layout(
             self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages().keys()
         )
-        self._table = digest(specs)
-        by_loader = [t for t in self._layout.tensors if t.kind == "loader"]
+        by_loader = [t for t in layout.tensors if t.kind == "loader"]
         if by_loader:
             logger.warning(
                 "%s: %d of %d tensors always travel dense through the engine's loader, for example %s (%s)",
@@ -116,11 +120,12 @@ class Subscriber:
                 by_loader[0].name,
                 by_loader[0].reason,
             )
+        return layout
 
     def _update(self, begin: Begin, channel: SubscriberChannel, timeout: float) -> None:
         layout = self._layout
         assert layout is not None, "Begin came before any Table"
-        transaction = Transaction(layout, self._engine)
+        transaction = Transaction(layout, self._units, self._engine)
         try:
             if begin.base is not None and (begin.run, begin.base) != (self._run, self._version):
                 raise SyncError(
@@ -159,11 +164,11 @@ class Subscriber:
     def _write(
         self, begin: Begin, transaction: Transaction, layout: LayoutMap, channel: SubscriberChannel, timeout: float
     ) -> None:
-        widths = tuple(DTYPES[t.dtype].itemsize if t.kind != "unused" else ANY_WIDTH for t in layout.tensors)
-        table = TensorTable(tuple(s.numel for s in layout.specs), widths)
+        table = UnitTable(tuple(u.numel for u in self._units), tuple(u.width for u in self._units))
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
+        held = None if begin.base is None else lambda unit: HeldUnit(self._units[unit], layout.storages)
         frames: Iterator[list[Section]] = (
-            unpack_frame(_frame(channel, timeout), identity, i, table) for i in range(begin.frames)
+            unpack_frame(_frame(channel, timeout), identity, i, table, held, begin.context) for i in range(begin.frames)
         )
         if begin.base is None:
             # A seed is as large as the model, so it is written as it arrives; the undo covers a failure half-way.
@@ -177,12 +182,12 @@ class Subscriber:
 
     def _new_fingerprints(self, begin: Begin, transaction: Transaction, layout: LayoutMap) -> list[int]:
         if begin.base is None or begin.verify:
-            return [held_fingerprint(layout, i) for i in range(len(layout.tensors))]
+            return [HeldUnit(unit, layout.storages).fingerprint() for unit in self._units]
         fingerprints = list(self._fingerprints)
-        for tensor, delta in transaction.deltas.items():
-            fingerprints[tensor] = (fingerprints[tensor] + delta) & MASK
-        for tensor in transaction.rewritten:
-            fingerprints[tensor] = held_fingerprint(layout, tensor)
+        for unit, delta in transaction.deltas.items():
+            fingerprints[unit] = (fingerprints[unit] + delta) & MASK
+        for unit in transaction.rewritten:
+            fingerprints[unit] = HeldUnit(self._units[unit], layout.storages).fingerprint()
         return fingerprints
 
     def _audit(self, begin: Begin, frames: int, channel: SubscriberChannel, timeout: float) -> None:
@@ -202,19 +207,19 @@ class Subscriber:
     ) -> Iterable[tuple[str, torch.Tensor]]:
         assert self._layout is not None
         specs = self._layout.specs
-        table = TensorTable(tuple(s.numel for s in specs), tuple(s.torch_dtype.itemsize for s in specs))
+        table = UnitTable(tuple(s.numel for s in specs), tuple(s.torch_dtype.itemsize for s in specs))
         identity = Identity(begin.run, NO_BASE, begin.target)
         whole: torch.Tensor | None = None
         for index in range(frames):
             for section in unpack_frame(_frame(channel, timeout), identity, index, table):
                 assert isinstance(section, Range)
-                spec = specs[section.tensor]
+                spec = specs[section.unit]
                 width = spec.torch_dtype.itemsize
                 if whole is None:
                     whole = torch.empty(spec.numel * width, dtype=torch.uint8)
-                start = section.first * width
-                whole[start : start + section.values.size] = torch.from_numpy(np.array(section.values))
-                if start + section.values.size == whole.numel():
+                start, stop = section.first * width, (section.first + section.values.size) * width
+                whole[start:stop] = torch.from_numpy(np.array(section.values).view(np.uint8))
+                if stop == whole.numel():
                     yield spec.name, whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
                     whole = None
 

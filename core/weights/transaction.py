@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from slipstream.core.weights.engine import Engine
-from slipstream.core.weights.fingerprints import MASK
+from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
-from slipstream.core.weights.tensors import DTYPES
+from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import Changes, CorruptFrameError, Range, Section
 from slipstream.triton_kernels import Applied, scatter_changes
 from slipstream.triton_kernels import undo as undo_scatter
@@ -29,18 +30,19 @@ class _Scattered(NamedTuple):
 class Transaction:
     """One update of one worker. Memory: old values of what was written (host memory for whole tensors)."""
 
-    def __init__(self, layout: LayoutMap, engine: Engine) -> None:
+    def __init__(self, layout: LayoutMap, units: Sequence[WireUnit], engine: Engine) -> None:
         self._layout = layout
+        self._units = units
         self._engine = engine
         self._undo: list[_Overwritten | _Scattered] = []
-        self._partial: dict[int, tuple[torch.Tensor, int]] = {}  # tensor -> (host elements so far, count)
-        self._for_loader: dict[int, torch.Tensor] = {}
+        self._partial: dict[int, tuple[torch.Tensor, int]] = {}  # unit -> (its bytes so far, count)
+        self._for_loader: dict[int, torch.Tensor] = {}  # by tensor
         self.used_loader = False
         """Whether the engine's loader ran: what it did beyond the saved tensors is unknown to an undo."""
         self.deltas: dict[int, int] = {}
-        """Fingerprint change by tensor, from the old values really found in memory."""
+        """Fingerprint change by unit, from the old values really found in memory."""
         self.rewritten: set[int] = set()
-        """Tensors written in full; their fingerprint must be recomputed."""
+        """Units written in full; their fingerprint must be recomputed."""
 
     def write(self, section: Section) -> None:
         """Apply one decoded section."""
@@ -59,11 +61,10 @@ class Transaction:
         """Hand the tensors that need it to the engine's loader.
 
         Raises:
-            CorruptFrameError: a tensor that travels in full is incomplete.
+            CorruptFrameError: a unit that travels in full is incomplete.
         """
         if self._partial:
-            names = [self._layout.specs[i].name for i in self._partial]
-            raise CorruptFrameError(f"the update ended with incomplete tensors: {names[:5]}")
+            raise CorruptFrameError(f"the update ended inside {', '.join(map(self._name, list(self._partial)[:5]))}")
         if self._for_loader:
             for tensor in self._layout.opaque:
                 self._save(tensor)
@@ -78,52 +79,53 @@ class Transaction:
                 undo_scatter(entry.storage, entry.applied)
         self._undo.clear()
 
+    def _name(self, unit: int) -> str:
+        names = [self._layout.specs[tensor].name for tensor in self._units[unit].tensors]
+        return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
     def _scatter(self, changes: Changes) -> None:
-        layout = self._layout.tensors[changes.tensor]
-        if layout.kind == "unused":
-            return
-        if layout.kind == "loader":
-            raise CorruptFrameError(f"{layout.name} must travel in full ({layout.reason}), but only its changes came")
+        unit = self._units[changes.unit]
+        if unit.by_loader:
+            raise CorruptFrameError(f"{self._name(changes.unit)} must travel in full, but only its changes came")
         device = self._engine.device
         positions = torch.from_numpy(changes.positions).to(device)
+        values = torch.from_numpy(changes.values.view(f"i{unit.width}" if unit.width > 1 else "u1")).to(device)
         delta = 0
-        for piece in layout.pieces:
+        for piece in unit.pieces:
             storage = self._layout.storages[piece.storage]
-            values = torch.from_numpy(changes.values).view(storage.dtype).to(device)
             applied = scatter_changes(storage, piece.as_box(), positions, values)
             self._undo.append(_Scattered(storage, applied))
             delta += applied.fingerprint_delta
-        self.deltas[changes.tensor] = (self.deltas.get(changes.tensor, 0) + delta) & MASK
+        self.deltas[changes.unit] = (self.deltas.get(changes.unit, 0) + delta) & MASK
 
     def _collect(self, part: Range) -> None:
-        layout = self._layout.tensors[part.tensor]
-        if layout.kind == "unused":
-            return
-        spec = self._layout.specs[part.tensor]
-        width = DTYPES[layout.dtype].itemsize
-        whole, count = self._partial.pop(part.tensor, (None, 0))
+        unit = self._units[part.unit]
+        whole, count = self._partial.pop(part.unit, (None, 0))
         if whole is None:
-            whole = torch.empty(spec.numel * width, dtype=torch.uint8)
-        if part.first * width != count:
-            raise CorruptFrameError(f"{layout.name}: expected elements from {count // width} on, got {part.first}")
-        whole[count : count + part.values.size] = torch.from_numpy(np.array(part.values))
-        count += part.values.size
+            whole = torch.empty(unit.numel * unit.width, dtype=torch.uint8)
+        if part.first * unit.width != count:
+            raise CorruptFrameError(
+                f"{self._name(part.unit)}: expected elements from {count // unit.width} on, got {part.first}"
+            )
+        whole[count : count + part.values.nbytes] = torch.from_numpy(np.array(part.values).view(np.uint8))
+        count += part.values.nbytes
         if count < whole.numel():
-            self._partial[part.tensor] = (whole, count)
-        elif layout.kind == "loader":
-            self._for_loader[part.tensor] = whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
+            self._partial[part.unit] = (whole, count)
+        elif unit.by_loader:
+            spec = self._layout.specs[unit.tensors[0]]
+            self._for_loader[unit.tensors[0]] = whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
         else:
-            self._overwrite(part.tensor, whole)
+            self._overwrite(part.unit, whole)
 
-    def _overwrite(self, tensor: int, whole: torch.Tensor) -> None:
-        for piece in self._layout.tensors[tensor].pieces:
+    def _overwrite(self, unit: int, whole: torch.Tensor) -> None:
+        for piece in self._units[unit].pieces:
             storage = self._layout.storages[piece.storage]
             source = whole.view(storage.dtype)
             box = piece.as_box()
             view = storage.as_strided(box.sizes, box.dst_strides, box.dst_offset)
             self._save(view)
             view.copy_(source.as_strided(box.sizes, box.src_strides, box.src_offset))
-        self.rewritten.add(tensor)
+        self.rewritten.add(unit)
 
     def _save(self, view: torch.Tensor) -> None:
         self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..bits import BITS_DTYPES
 from ..box import MAX_RANK, Box, normalise
 from ..placement import on_gpu
 
-__all__ = ["check_storage", "fingerprint"]
+__all__ = ["change_fingerprint", "check_storage", "fingerprint"]
 
 
 def fingerprint(bits: Tensor, box: Box | None = None) -> int:
@@ -40,6 +44,19 @@ def fingerprint(bits: Tensor, box: Box | None = None) -> int:
     from . import cpu
 
     return cpu.total(bits, box)
+
+
+def change_fingerprint(positions: NDArray[np.int64], old: NDArray[Any], new: NDArray[Any]) -> int:
+    """By how much changes move a fingerprint: sum of mix(i) * (new_i - old_i) modulo 2**64, on the host.
+
+    Args:
+        positions: int64[n], flat indices.
+        old: unsigned[n], the bits that were there.
+        new: unsigned[n], the bits that come.
+    """
+    from . import cpu
+
+    return int(cpu.change_sum(positions, old, new))
 
 
 def check_storage(storage: Tensor, box: Box) -> Box:

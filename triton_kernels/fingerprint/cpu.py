@@ -35,6 +35,15 @@ def mix(index: int) -> Any:
 
 
 @jit
+def change_sum(positions: NDArray[np.int64], old: NDArray[Any], new: NDArray[Any]) -> Any:
+    """Sum of mix(i) * (new - old) in uint64."""
+    total = np.uint64(0)
+    for n in range(positions.size):
+        total += mix(positions[n]) * (np.uint64(new[n]) - np.uint64(old[n]))
+    return total
+
+
+@jit
 def box_sum(
     storage: NDArray[Any],
     src_offset: int,

@@ -58,6 +58,30 @@ def count_hits(
 
 
 @jit
+def select(
+    positions: Ints,
+    start: int,
+    stop: int,
+    src_offset: int,
+    dst_offset: int,
+    sizes: Ints,
+    src_strides: Ints,
+    dst_strides: Ints,
+    taken: Ints,
+    mapped: Ints,
+) -> int:
+    """List which of positions[start:stop], all >= src_offset, lie in the box, and their destination indices."""
+    count = 0
+    for n in range(start, stop):
+        dst = locate(positions[n] - src_offset, dst_offset, sizes, src_strides, dst_strides)
+        if dst >= 0:
+            taken[count] = n
+            mapped[count] = dst
+            count += 1
+    return count
+
+
+@jit
 def write_hits(
     storage: NDArray[Any],
     positions: Ints,

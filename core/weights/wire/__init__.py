@@ -1,29 +1,32 @@
 """The wire format: frames of checkpoint-tensor changes."""
 
 from slipstream.core.weights.wire.frame import (
-    ANY_WIDTH,
     NO_BASE,
     Changes,
     CorruptFrameError,
     Identity,
     Range,
     Section,
-    TensorTable,
+    UnitTable,
     changes_section,
     pack_frame,
     range_section,
     unpack_frame,
 )
+from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 
 __all__ = [
-    "ANY_WIDTH",
+    "I64",
     "NO_BASE",
+    "Bits",
     "Changes",
     "CorruptFrameError",
     "Identity",
+    "OldValues",
     "Range",
     "Section",
-    "TensorTable",
+    "UnitTable",
+    "bits_dtype",
     "changes_section",
     "pack_frame",
     "range_section",

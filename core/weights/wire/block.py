@@ -1,4 +1,4 @@
-"""Constants of a level 0 block; see `elias_fano`."""
+"""What the block codecs share, and the constants of a level 0 block (see `elias_fano`)."""
 
 BLOCK = 65_536
 """Elements a block; positions inside it fit 16 bits."""
@@ -6,3 +6,7 @@ HEADER = 8
 """Bytes of a block header."""
 SPARSE, DENSE = 0, 1
 """Block modes."""
+
+
+class CorruptBlockError(ValueError):
+    """A block that no encoder writes: truncated, out of range or out of order."""

@@ -18,38 +18,38 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.core.weights.tensors import DTYPES
+from slipstream.core.weights.wire.block import CorruptBlockError
+from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 from slipstream.triton_kernels import threads
 
 _BLOCKS_A_TASK = 16
 
 U8 = NDArray[np.uint8]
-I64 = NDArray[np.int64]
 
 
-class CorruptBlockError(ValueError):
-    """A block that no encoder writes: truncated, out of range or out of order."""
-
-
-def encode(positions: I64, values: U8, dense: U8, numel: int, width: int) -> U8:
-    """Encode the changes of one tensor.
+def encode(old: OldValues, positions: I64, values: Bits, context: bytes = b"") -> U8:
+    """Encode the changes of one unit.
 
     Args:
-        positions: int64[changes], strictly ascending flat element indices below `numel`.
-        values: uint8[changes * width], the new elements, in position order.
-        dense: uint8[numel * width], the whole new tensor (read only for blocks where copying is smaller).
-        numel: elements of the tensor.
-        width: bytes an element.
+        old: the unit at the base version; read only where a dense block needs what did not change.
+        positions: int64[changes], strictly ascending element indices below `old.numel`.
+        values: unsigned[changes], the new elements.
+        context: not used by this level.
 
     Returns:
         uint8[size], the stored blocks one after another; empty when nothing changed.
     """
     from slipstream.core.weights.wire import elias_fano_cpu as cpu
 
+    numel, width = old.numel, values.itemsize
     plan = cpu.plan(positions, numel, width)
     blocks = plan[1].size
     out = np.empty(int(plan[2][-1]), np.uint8)
+    dense = old.all() if cpu.has_dense(plan, numel, width) else values[:0]
+    as_bytes = np.ascontiguousarray(values).view(np.uint8), np.ascontiguousarray(dense).view(np.uint8)
     threads.run(
-        lambda begin, end: cpu.write(positions, values, dense, numel, width, plan, out, begin, end),
+        lambda begin, end: cpu.write(positions, *as_bytes, numel, width, plan, out, begin, end),
         threads.split(blocks, _BLOCKS_A_TASK),
     )
     return out
@@ -62,20 +62,21 @@ _ERRORS = {
 }
 
 
-def decode(data: U8, numel: int, width: int) -> tuple[I64, U8]:
-    """Inverse of `encode`.
+def decode(data: U8, old: OldValues, context: bytes = b"") -> tuple[I64, Bits]:
+    """Inverse of `encode`; old values are not read.
 
     Returns:
-        positions int64[changes] strictly ascending, values uint8[changes * width].
+        positions int64[changes] strictly ascending, values unsigned[changes].
 
     Raises:
-        CorruptBlockError: `data` is not a run of valid blocks of a tensor of `numel` elements.
+        CorruptBlockError: `data` is not a run of valid blocks of such a unit.
     """
     from slipstream.core.weights.wire import elias_fano_cpu as cpu
 
+    numel, width = old.numel, DTYPES[old.dtype].itemsize
     error, offsets, before = cpu.scan(data, numel, width)
     if error:
-        raise CorruptBlockError(f"cannot decode {data.size} bytes for a tensor of {numel} elements: {_ERRORS[error]}")
+        raise CorruptBlockError(f"cannot decode {data.size} bytes for a unit of {numel} elements: {_ERRORS[error]}")
     positions = np.empty(int(before[-1]), np.int64)
     values = np.empty(int(before[-1]) * width, np.uint8)
     corrupt = threads.run(
@@ -84,6 +85,6 @@ def decode(data: U8, numel: int, width: int) -> tuple[I64, U8]:
     )
     if sum(corrupt):
         raise CorruptBlockError(
-            f"cannot decode {data.size} bytes for a tensor of {numel} elements: positions out of order"
+            f"cannot decode {data.size} bytes for a unit of {numel} elements: positions out of order"
         )
-    return positions, values
+    return positions, values.view(bits_dtype(width))

@@ -58,10 +58,21 @@ def plan(positions: Any, numel: int, width: int) -> tuple[Any, Any, Any]:
 
 
 @jit
+def has_dense(blocks: Any, numel: int, width: int) -> bool:
+    """Whether any block of the plan is smaller as a copy."""
+    starts, index, _ = blocks
+    for k in range(index.size):
+        n = min(BLOCK, numel - index[k] * BLOCK)
+        if low_width(starts[k + 1] - starts[k], n, width)[0] == DENSE:
+            return True
+    return False
+
+
+@jit
 def write(
     positions: Any, values: Any, dense: Any, numel: int, width: int, blocks: Any, out: Any, begin: int, end: int
 ) -> None:
-    """Write blocks `begin` to `end` of the plan `blocks`."""
+    """Write blocks `begin` to `end` of the plan `blocks`; `dense` is the old unit, empty when no block is dense."""
     starts, index, offsets = blocks
     for k in range(begin, end):
         base = index[k] * BLOCK
@@ -78,6 +89,9 @@ def write(
             start = base * width
             for byte in range(n * width):
                 out[o + byte] = dense[start + byte]
+            for j in range(first, first + count):
+                for byte in range(width):
+                    out[o + (positions[j] - base) * width + byte] = values[j * width + byte]
             continue
         low_mask = (1 << low) - 1
         accumulator = 0

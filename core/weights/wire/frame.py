@@ -1,13 +1,13 @@
 """Frames: what travels between publisher and subscriber. `docs/wire-format.md` specifies every byte.
 
 A frame is a 56-byte header (identity, versions, checksum) and a run of sections. A section carries the changes of one
-checkpoint tensor, or a range of its elements in full.
+wire unit (see `units`), or a range of its elements in full.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +15,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from slipstream.core.hooks import Codec, plugins
+from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 
 MAGIC = b"SLPS"
-FORMAT = 1
-ANY_WIDTH = 0
+FORMAT = 2
 NO_BASE = 2**64 - 1
 """Base version of a frame that needs none: a dense seed."""
 
-_HEADER = struct.Struct("<4sHBBQQQIIQ")
+_HEADER = struct.Struct("<4sHHQQQIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _SECTION = struct.Struct("<IBBHQQQ")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
@@ -30,7 +30,6 @@ SECTION_BYTES = _SECTION.size
 _CHANGES, _RANGE = 0, 1
 
 U8 = NDArray[np.uint8]
-I64 = NDArray[np.int64]
 
 
 class CorruptFrameError(ValueError):
@@ -38,24 +37,23 @@ class CorruptFrameError(ValueError):
 
 
 class Changes(NamedTuple):
-    """Decoded changes of one tensor."""
+    """Decoded changes of one unit."""
 
-    tensor: int
-    """Index into the checkpoint table."""
+    unit: int
     positions: I64
-    """int64[n], strictly ascending flat element indices."""
-    values: U8
-    """uint8[n * width], the new elements."""
+    """int64[n], strictly ascending element indices."""
+    values: Bits
+    """unsigned[n], the new elements."""
 
 
 class Range(NamedTuple):
-    """Decoded contiguous elements of one tensor."""
+    """Decoded contiguous elements of one unit."""
 
-    tensor: int
+    unit: int
     first: int
-    """Flat index of the first element."""
-    values: U8
-    """uint8[n * width]."""
+    """Index of the first element."""
+    values: Bits
+    """unsigned[n]."""
 
 
 Section = Changes | Range
@@ -69,12 +67,11 @@ class Identity(NamedTuple):
     target: int
 
 
-class TensorTable(NamedTuple):
-    """Sizes the decoder checks sections against: elements and bytes an element, per tensor."""
+class UnitTable(NamedTuple):
+    """Sizes the decoder checks sections against: elements and bytes an element, per unit."""
 
     numel: tuple[int, ...]
     width: tuple[int, ...]
-    """`ANY_WIDTH` for tensors that this receiver skips: it cannot know the dtype in which others take them."""
 
 
 def codec_of(level: int) -> Codec:
@@ -91,51 +88,71 @@ def codec_of(level: int) -> Codec:
 
 
 def changes_section(
-    tensor: int, positions: I64, values: U8, dense: U8, numel: int, width: int, level: int = 0
+    unit: int, old: OldValues, positions: I64, values: Bits, level: int = 0, context: bytes = b""
 ) -> list[bytes]:
-    """Encode changes of one tensor as section parts, choosing the full range when that is smaller; [] for no change."""
+    """Encode changes of one unit as section parts, choosing the full range when that is smaller; [] for no change.
+
+    Args:
+        unit: index in the link.
+        old: the unit at the base version.
+        positions: int64[n], strictly ascending element indices.
+        values: unsigned[n], the new elements.
+        level: of the codec.
+        context: what `Begin` tells the receiver's decoder.
+    """
     if positions.size == 0:
         return []
-    blocks: U8 = codec_of(level).encode(positions, values, dense, numel, width)
-    if blocks.size >= numel * width:
-        return range_section(tensor, 0, dense, width)
-    return [_SECTION.pack(tensor, _CHANGES, width, 0, 0, positions.size, blocks.size), blocks.tobytes()]
+    blocks: U8 = codec_of(level).encode(old, positions, values, context)
+    if blocks.size >= old.numel * values.itemsize:
+        whole = old.all().copy()
+        whole[positions] = values
+        return range_section(unit, 0, whole)
+    return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
 
 
-def range_section(tensor: int, first: int, values: U8, width: int) -> list[bytes]:
+def range_section(unit: int, first: int, values: Bits) -> list[bytes]:
     """Encode the elements from `first` on, in full."""
-    return [_SECTION.pack(tensor, _RANGE, width, 0, first, values.size // width, values.size), values.tobytes()]
+    return [_SECTION.pack(unit, _RANGE, values.itemsize, 0, first, values.size, values.nbytes), values.tobytes()]
 
 
-def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]], level: int = 0) -> bytes:
-    """Join sections, their changes encoded at `level`, into one frame with header and checksum."""
+def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]]) -> bytes:
+    """Join sections into one frame with header and checksum."""
     sections = [s for s in sections if s]
     body = b"".join(part for section in sections for part in section)
-    header = _HEADER.pack(MAGIC, FORMAT, level, 0, *identity, index, len(sections), len(body))
+    header = _HEADER.pack(MAGIC, FORMAT, 0, *identity, index, len(sections), len(body))
     checksum = xxhash.xxh3_64(header)
     checksum.update(body)
     return b"".join((header, _CHECKSUM.pack(checksum.intdigest()), body))
 
 
-def unpack_frame(data: bytes, identity: Identity, index: int, table: TensorTable) -> list[Section]:
+def unpack_frame(
+    data: bytes,
+    identity: Identity,
+    index: int,
+    table: UnitTable,
+    old: Callable[[int], OldValues] | None = None,
+    context: bytes = b"",
+) -> list[Section]:
     """Check and decode one frame.
 
     Args:
         data: the frame as received.
         identity: run, base and target the receiver was told to expect.
         index: position of the frame in its update, from 0.
-        table: sizes of the tensors it may name.
+        table: sizes of the units it may name.
+        old: a unit at the base version; None where only ranges are expected.
+        context: what the sender gave its codec.
 
     Raises:
         CorruptFrameError: anything about it is wrong; the message says what was expected and found.
     """
     if len(data) < HEADER_BYTES:
         raise CorruptFrameError(f"frame has {len(data)} bytes, its header alone needs {HEADER_BYTES}: it was truncated")
-    magic, version, level, _, run, base, target, found_index, count, size = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != FORMAT:
+    magic, version, reserved, run, base, target, found_index, count, size = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != FORMAT or reserved:
         raise CorruptFrameError(
-            f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version}; trainer and engine must "
-            "run the same slipstream version"
+            f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version} (flags {reserved}); "
+            "trainer and engine must run the same slipstream version"
         )
     if len(data) != HEADER_BYTES + size:
         raise CorruptFrameError(f"frame announces {size} payload bytes and carries {len(data) - HEADER_BYTES}")
@@ -148,40 +165,40 @@ def unpack_frame(data: bytes, identity: Identity, index: int, table: TensorTable
             f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
             f"got frame {found_index} of run {run:x} from version {base} to {target}"
         )
-    try:
-        codec = codec_of(level)
-    except LookupError as error:
-        raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, codec))
+    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old, context))
     if len(sections) != count:
         raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
     return sections
 
 
-def _sections(body: memoryview, table: TensorTable, codec: Codec) -> Iterator[Section]:
+def _sections(
+    body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, context: bytes
+) -> Iterator[Section]:
     offset = 0
     while offset < len(body):
         if offset + SECTION_BYTES > len(body):
             raise CorruptFrameError("a section header is truncated")
-        tensor, mode, width, _, first, count, size = _SECTION.unpack_from(body, offset)
+        unit, mode, width, level, first, count, size = _SECTION.unpack_from(body, offset)
         offset += SECTION_BYTES
-        if tensor >= len(table.numel) or table.width[tensor] not in (width, ANY_WIDTH) or offset + size > len(body):
+        if unit >= len(table.numel) or table.width[unit] != width or offset + size > len(body):
             raise CorruptFrameError(
-                f"section for tensor {tensor} (width {width}, {size} bytes) does not fit the checkpoint table of "
-                f"{len(table.numel)} tensors"
+                f"section for unit {unit} (width {width}, {size} bytes) does not fit the table of "
+                f"{len(table.numel)} units"
             )
         payload = np.frombuffer(body[offset : offset + size], np.uint8)
         offset += size
-        numel = table.numel[tensor]
+        numel = table.numel[unit]
         if mode == _RANGE:
-            if size != count * width or first + count > numel:
-                raise CorruptFrameError(f"range {first}+{count} does not fit tensor {tensor} of {numel} elements")
-            yield Range(tensor, first, payload)
-        elif mode == _CHANGES:
+            if size != count * width or first + count > numel or level:
+                raise CorruptFrameError(f"range {first}+{count} does not fit unit {unit} of {numel} elements")
+            yield Range(unit, first, payload.view(bits_dtype(width)))
+        elif mode == _CHANGES and old is not None:
             try:
-                positions, values = codec.decode(payload, numel, width)
+                positions, values = codec_of(level).decode(payload, old(unit), context)
+            except LookupError as error:
+                raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
             except ValueError as error:
-                raise CorruptFrameError(f"tensor {tensor}: {error}") from error
-            yield Changes(tensor, positions, values)
+                raise CorruptFrameError(f"unit {unit}: {error}") from error
+            yield Changes(unit, positions, values)
         else:
-            raise CorruptFrameError(f"section for tensor {tensor} has unknown mode {mode}")
+            raise CorruptFrameError(f"section for unit {unit} has unexpected mode {mode}")

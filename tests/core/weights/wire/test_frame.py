@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from unit_values import Old
 
 from slipstream.core.weights.wire import (
     Changes,
     CorruptFrameError,
     Identity,
     Range,
-    TensorTable,
+    UnitTable,
     changes_section,
     pack_frame,
     range_section,
@@ -18,34 +19,45 @@ from slipstream.core.weights.wire import (
 )
 
 IDENTITY = Identity(run=12, base=3, target=4)
-TABLE = TensorTable(numel=(100, 7), width=(2, 4))
+TABLE = UnitTable(numel=(100, 7), width=(2, 4))
+
+
+OLD = Old(np.zeros(100, np.uint16), "bfloat16")
 
 
 def sections():
-    dense = np.arange(200, dtype=np.uint8)
-    changes = changes_section(0, np.array([5, 99]), dense[[10, 11, 198, 199]], dense, 100, 2)
-    return [changes, range_section(1, 2, np.arange(12, dtype=np.uint8), 4)]
+    changes = changes_section(0, OLD, np.array([5, 99]), np.array([10, 198], np.uint16))
+    return [changes, range_section(1, 2, np.arange(3, dtype=np.uint32))]
+
+
+def unpack(frame, identity=IDENTITY, index=0, table=TABLE):
+    return unpack_frame(frame, identity, index, table, lambda unit: OLD)
 
 
 def test_sections_come_back_in_order():
-    changes, part = unpack_frame(pack_frame(IDENTITY, 0, sections()), IDENTITY, 0, TABLE)
+    changes, part = unpack(pack_frame(IDENTITY, 0, sections()))
     assert isinstance(changes, Changes)
     assert isinstance(part, Range)
     assert changes.positions.tolist() == [5, 99]
-    assert changes.values.tolist() == [10, 11, 198, 199]
-    assert (part.tensor, part.first, part.values.tolist()) == (1, 2, list(range(12)))
+    assert changes.values.tolist() == [10, 198]
+    assert (part.unit, part.first, part.values.tolist()) == (1, 2, [0, 1, 2])
 
 
 def test_a_change_of_nearly_everything_travels_as_a_range():
-    dense = np.arange(200, dtype=np.uint8)
-    section = changes_section(0, np.arange(100), dense, dense, 100, 2)
-    (part,) = unpack_frame(pack_frame(IDENTITY, 0, [section]), IDENTITY, 0, TABLE)
+    old = Old(np.arange(1000, 1100, dtype=np.uint16), "bfloat16")
+    section = changes_section(0, old, np.arange(1, 100), np.arange(99, dtype=np.uint16))
+    (part,) = unpack(pack_frame(IDENTITY, 0, [section]))
     assert isinstance(part, Range)
-    assert part.values.tolist() == dense.tolist()
+    assert part.values.tolist() == [1000, *range(99)]
+
+
+def test_changes_are_refused_where_only_ranges_are_expected():
+    with pytest.raises(CorruptFrameError, match="unexpected mode"):
+        unpack_frame(pack_frame(IDENTITY, 0, sections()), IDENTITY, 0, TABLE)
 
 
 def test_an_empty_frame_is_a_frame():
-    assert unpack_frame(pack_frame(IDENTITY, 0, []), IDENTITY, 0, TABLE) == []
+    assert unpack(pack_frame(IDENTITY, 0, [])) == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +67,7 @@ def test_an_empty_frame_is_a_frame():
 )
 def test_a_frame_of_something_else_is_refused(identity, index):
     with pytest.raises(CorruptFrameError, match="expected frame"):
-        unpack_frame(pack_frame(IDENTITY, 0, sections()), identity, index, TABLE)
+        unpack(pack_frame(IDENTITY, 0, sections()), identity, index)
 
 
 def test_every_flipped_byte_is_noticed():
@@ -63,26 +75,31 @@ def test_every_flipped_byte_is_noticed():
     for at in range(len(frame)):
         damaged = frame[:at] + bytes([frame[at] ^ 0x40]) + frame[at + 1 :]
         with pytest.raises(CorruptFrameError):
-            unpack_frame(damaged, IDENTITY, 0, TABLE)
+            unpack(damaged)
 
 
 def test_every_truncation_is_noticed():
     frame = pack_frame(IDENTITY, 0, sections())
     for size in range(len(frame)):
         with pytest.raises(CorruptFrameError):
-            unpack_frame(frame[:size], IDENTITY, 0, TABLE)
+            unpack(frame[:size])
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        TensorTable((100,), (2,)),
-        TensorTable((100, 4), (2, 4)),
-        TensorTable((99, 7), (2, 4)),
-        TensorTable((100, 7), (2, 2)),
+        UnitTable((100,), (2,)),
+        UnitTable((100, 4), (2, 4)),
+        UnitTable((100, 7), (2, 2)),
     ],
-    ids=["unknown tensor", "range past the end", "position past the end", "other width"],
+    ids=["unknown unit", "range past the end", "other width"],
 )
 def test_sections_that_do_not_fit_the_table_are_refused(table):
     with pytest.raises(CorruptFrameError):
-        unpack_frame(pack_frame(IDENTITY, 0, sections()), IDENTITY, 0, table)
+        unpack(pack_frame(IDENTITY, 0, sections()), table=table)
+
+
+def test_positions_past_the_end_are_refused():
+    shorter = Old(np.zeros(99, np.uint16), "bfloat16")
+    with pytest.raises(CorruptFrameError, match="out of order"):
+        unpack_frame(pack_frame(IDENTITY, 0, sections()), IDENTITY, 0, TABLE, lambda unit: shorter)

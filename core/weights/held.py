@@ -1,0 +1,57 @@
+"""What a worker holds of a unit: read from the engine's own memory, in the order of the unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from slipstream.core.weights.layout import Piece
+from slipstream.core.weights.units import WireUnit
+from slipstream.core.weights.wire import I64, Bits, bits_dtype
+from slipstream.triton_kernels import Box, as_unsigned_numpy, fingerprint, restrict
+
+MASK = 2**64 - 1
+
+
+class HeldUnit(NamedTuple):
+    """`OldValues` of a unit in engine memory; nothing is copied before it is asked for."""
+
+    unit: WireUnit
+    storages: Sequence[torch.Tensor]
+    """Flat integer bits of the engine's storages."""
+
+    @property
+    def numel(self) -> int:
+        return self.unit.numel
+
+    @property
+    def dtype(self) -> str:
+        return self.unit.dtype
+
+    def all(self) -> Bits:
+        parts = [self._contents(piece.storage, piece.as_box()) for piece in self._distinct()]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def at(self, positions: I64) -> Bits:
+        values = np.empty(positions.size, bits_dtype(self.unit.width))
+        for piece in self._distinct():
+            taken, places = restrict(positions, piece.as_box())
+            found = self.storages[piece.storage][torch.from_numpy(places).to(self.storages[piece.storage].device)]
+            values[taken] = as_unsigned_numpy(found.cpu())
+        return values
+
+    def fingerprint(self) -> int:
+        """Recomputed from memory; every place counts, also where two hold the same part."""
+        pieces = self.unit.pieces
+        return sum(fingerprint(self.storages[piece.storage], piece.as_box()) for piece in pieces) & MASK
+
+    def _distinct(self) -> list[Piece]:
+        """One piece for each part, in order of the unit."""
+        return list({piece.as_box().src_offset: piece for piece in self.unit.pieces}.values())
+
+    def _contents(self, storage: int, box: Box) -> Bits:
+        view = self.storages[storage].as_strided(box.sizes, box.dst_strides, box.dst_offset)
+        return as_unsigned_numpy(view.reshape(-1).cpu())

@@ -1,0 +1,136 @@
+"""The sender's state for one layout: what of the staged update its workers get, and what they must then hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from slipstream.core.weights.snapshot import Snapshot, TensorChanges
+from slipstream.core.weights.units import Link, Source
+from slipstream.core.weights.wire import I64, Bits, changes_section, range_section
+from slipstream.triton_kernels import Box, as_unsigned_numpy, change_fingerprint, fingerprint, restrict
+
+MASK = 2**64 - 1
+
+
+class SendingLink:
+    """Turns changes of checkpoint tensors into sections of units, and carries the expected fingerprints forward."""
+
+    def __init__(self, link: Link, snapshot: Snapshot, level: int) -> None:
+        self.link = link
+        self.level = level
+        self.context = b""
+        self.sections: list[list[bytes]] = []
+        """Finished sections of the staged update."""
+        self._snapshot = snapshot
+        self._of_tensor = link.of_tensor()
+        self._of_unit: list[list[Source]] = [[] for _ in link.units]
+        for source in link.sources:
+            self._of_unit[source.unit].append(source)
+        self._collected: dict[int, list[TensorChanges]] = {}
+        self._moved: dict[int, int] = {}  # unit -> how the staged update moves its fingerprint
+        self._acked: list[int] | None = None
+        self._expected: list[int] = []
+
+    def stage(self, tensor: int, changes: TensorChanges) -> None:
+        """Take the changes of one tensor, while the snapshot still holds the old one; encode the units it completes."""
+        for source in self._of_tensor.get(tensor, ()):
+            if self.link.units[source.unit].by_loader:
+                continue
+            taken, positions = restrict(changes.positions, source.box)
+            if positions.size:
+                part = TensorChanges(positions, changes.old[taken], changes.new[taken])
+                self._collected.setdefault(source.unit, []).append(part)
+                moved = source.copies * change_fingerprint(*part)
+                self._moved[source.unit] = (self._moved.get(source.unit, 0) + moved) & MASK
+            if source is self._of_unit[source.unit][-1]:
+                self._encode(source.unit)
+
+    def finish(self) -> None:
+        """Add the tensors of the engine's own loader, after the last `stage` and with the snapshot written.
+
+        What the loader makes of a change is unknown here, so they always travel whole.
+        """
+        for index, unit in enumerate(self.link.units):
+            if unit.by_loader:
+                self.sections.append(range_section(index, 0, self.dense(index)))
+
+    def dense(self, unit: int) -> Bits:
+        """unsigned[numel]: a unit as the snapshot holds it; a view where that is one contiguous range."""
+        sources = self._of_unit[unit]
+        parts = [self._part(source) for source in sources]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def expected(self, whole: bool) -> list[int]:
+        """Fingerprints that a worker must report for the staged update.
+
+        Args:
+            whole: the snapshot was filled anew, so nothing can be carried forward.
+        """
+        if whole or self._acked is None:
+            self._expected = [self._fingerprint(unit) for unit in range(len(self.link.units))]
+        else:
+            self._expected = [(f + self._moved.get(unit, 0)) & MASK for unit, f in enumerate(self._acked)]
+        return self._expected
+
+    def commit(self) -> None:
+        """The staged update is the base now."""
+        self._acked = self._expected
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the staged update."""
+        self.sections = []
+        self._collected.clear()
+        self._moved.clear()
+
+    def _encode(self, unit: int) -> None:
+        parts = self._collected.pop(unit, [])
+        if parts:
+            changes = parts[0] if len(parts) == 1 else TensorChanges(*map(np.concatenate, zip(*parts, strict=True)))
+            old = _UnitBefore(self, unit, changes)
+            self.sections.append(changes_section(unit, old, changes.positions, changes.new, self.level, self.context))
+
+    def _part(self, source: Source) -> Bits:
+        bits = self._snapshot.bits(source.tensor).cpu()
+        box = source.box
+        return as_unsigned_numpy(bits.as_strided(box.sizes, box.src_strides, box.src_offset).reshape(-1))
+
+    def _fingerprint(self, unit: int) -> int:
+        total = 0
+        for source in self._of_unit[unit]:
+            if source.copies:
+                total += source.copies * fingerprint(self._snapshot.bits(source.tensor), _swapped(source.box))
+        return total & MASK
+
+
+class _UnitBefore(NamedTuple):
+    """`OldValues` of a unit while its update is staged."""
+
+    link: SendingLink
+    unit: int
+    changes: TensorChanges
+
+    @property
+    def numel(self) -> int:
+        return self.link.link.units[self.unit].numel
+
+    @property
+    def dtype(self) -> str:
+        return self.link.link.units[self.unit].dtype
+
+    def all(self) -> Bits:
+        whole = self.link.dense(self.unit)
+        if len(self.link.link.units[self.unit].tensors) > 1:  # the earlier ones are already new in the snapshot
+            whole[self.changes.positions] = self.changes.old
+        return whole
+
+    def at(self, positions: I64) -> Bits:
+        if positions is self.changes.positions:
+            return self.changes.old
+        return self.all()[positions]
+
+
+def _swapped(box: Box) -> Box:
+    return Box(box.dst_offset, box.src_offset, box.sizes, box.dst_strides, box.src_strides)
