@@ -78,10 +78,10 @@ def carry_out(plan, weights, senders, receivers):
             for index in region:
                 assert (receiver, transfer.tensor, index) not in seen, "an element came twice"
                 seen.add((receiver, transfer.tensor, index))
-        for receiver, storage, box in transfer.destinations:
-            for w, d in pairs(box):
-                assert (receiver, storage, d) not in arrived, "a place was written twice"
-                arrived[receiver, storage, d] = wire[w]
+        for end in transfer.destinations:
+            for w, d in pairs(end.box):
+                assert (end.receiver, end.storage, d) not in arrived, "a place was written twice"
+                arrived[end.receiver, end.storage, d] = wire[w]
     assert arrived == wanted
     return sent
 

@@ -1,15 +1,19 @@
-"""What a transfer plan consists of."""
+"""What a transfer plan consists of.
+
+There can be a million of these, so they are structs that the garbage collector need not visit (they form no cycles).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from slipstream.core.weights.tensors import digest
 from slipstream.triton_kernels import Box
 
 
-class Destination(NamedTuple):
+class Destination(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a receiver puts the elements of a transfer."""
 
     receiver: str
@@ -19,7 +23,7 @@ class Destination(NamedTuple):
     """Wire index to element index in the storage."""
 
 
-class Transfer(NamedTuple):
+class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Elements of one tensor that one sender encodes once, for one or more destinations.
 
     All three boxes map the same elements. The wire index counts them in ascending checkpoint index.
@@ -64,7 +68,7 @@ class TransferPlan:
         for transfer in self.transfers:
             own = tuple(destination for destination in transfer.destinations if destination.receiver == receiver)
             if own:
-                mine.append(transfer._replace(destinations=own))
+                mine.append(msgspec.structs.replace(transfer, destinations=own))
         return mine
 
     @property

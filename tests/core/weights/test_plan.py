@@ -254,8 +254,8 @@ def test_recorded_layouts_are_served_from_every_kind_of_trainer(kind, size):
         shard = shards[transfer.sender, transfer.tensor]
         wire = torch.zeros(transfer.numel, dtype=torch.int32)
         scatter_changes(wire, transfer.send, torch.arange(shard.numel()), shard)
-        for receiver, storage, box in transfer.destinations:
-            scatter_changes(layouts[receiver].storages[storage], box, torch.arange(transfer.numel), wire)
+        for end in transfer.destinations:
+            scatter_changes(layouts[end.receiver].storages[end.storage], end.box, torch.arange(transfer.numel), wire)
     for rank, engine in enumerate(engines.values()):
         fresh = ToyEngine(rank, size, torch.float32)
         fresh.load_weights(weights.items())
