@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from slipstream.core.weights.snapshot import Snapshot, TensorChanges
+from slipstream.core.weights.snapshot import TensorChanges
 from slipstream.core.weights.units import Link, Source
 from slipstream.core.weights.wire import I64, Bits, changes_section, range_section
-from slipstream.triton_kernels import Box, as_unsigned_numpy, change_fingerprint, fingerprint, restrict
+from slipstream.triton_kernels import as_unsigned_numpy, change_fingerprint, fingerprint, restrict
 
 MASK = 2**64 - 1
 
 
 class SendingLink:
-    """Turns changes of checkpoint tensors into sections of units, and carries the expected fingerprints forward."""
+    """Turns changes of the sender's tensors into sections of units, and carries the expected fingerprints forward."""
 
-    def __init__(self, link: Link, snapshot: Snapshot, level: int) -> None:
-        self.link = link
+    def __init__(self, link: Link, bits: Callable[[int], torch.Tensor], level: int) -> None:
+        """Start without an acknowledged version.
+
+        Args:
+            link: the units.
+            bits: int[n], the flat integer bits of a tensor (by index) as the sender holds it.
+            level: codec level of the sections.
+        """
+        self.units = link.units
         self.level = level
         self.context = b""
         self.sections: list[list[bytes]] = []
         """Finished sections of the staged update."""
-        self._snapshot = snapshot
-        self._of_tensor = link.of_tensor()
+        self._bits = bits
+        self._of_tensor: dict[int, list[Source]] = {}
         self._of_unit: list[list[Source]] = [[] for _ in link.units]
         for source in link.sources:
+            self._of_tensor.setdefault(source.tensor, []).append(source)
             self._of_unit[source.unit].append(source)
         self._collected: dict[int, list[TensorChanges]] = {}
         self._moved: dict[int, int] = {}  # unit -> how the staged update moves its fingerprint
@@ -36,11 +46,14 @@ class SendingLink:
     def stage(self, tensor: int, changes: TensorChanges) -> None:
         """Take the changes of one tensor, while the snapshot still holds the old one; encode the units it completes."""
         for source in self._of_tensor.get(tensor, ()):
-            if self.link.units[source.unit].by_loader:
+            if self.units[source.unit].by_loader:
                 continue
             taken, positions = restrict(changes.positions, source.box)
             if positions.size:
                 part = TensorChanges(positions, changes.old[taken], changes.new[taken])
+                if not source.ascends:
+                    order = np.argsort(positions)
+                    part = TensorChanges(*(array[order] for array in part))
                 self._collected.setdefault(source.unit, []).append(part)
                 moved = source.copies * change_fingerprint(*part)
                 self._moved[source.unit] = (self._moved.get(source.unit, 0) + moved) & MASK
@@ -52,12 +65,12 @@ class SendingLink:
 
         What the loader makes of a change is unknown here, so they always travel whole.
         """
-        for index, unit in enumerate(self.link.units):
+        for index, unit in enumerate(self.units):
             if unit.by_loader:
                 self.sections.append(range_section(index, 0, self.dense(index)))
 
     def dense(self, unit: int) -> Bits:
-        """unsigned[numel]: a unit as the snapshot holds it; a view where that is one contiguous range."""
+        """unsigned[numel]: a unit as the sender holds it; a view where that is one contiguous range."""
         sources = self._of_unit[unit]
         parts = [self._part(source) for source in sources]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -69,7 +82,7 @@ class SendingLink:
             whole: the snapshot was filled anew, so nothing can be carried forward.
         """
         if whole or self._acked is None:
-            self._expected = [self._fingerprint(unit) for unit in range(len(self.link.units))]
+            self._expected = [self._fingerprint(unit) for unit in range(len(self.units))]
         else:
             self._expected = [(f + self._moved.get(unit, 0)) & MASK for unit, f in enumerate(self._acked)]
         return self._expected
@@ -93,15 +106,15 @@ class SendingLink:
             self.sections.append(changes_section(unit, old, changes.positions, changes.new, self.level, self.context))
 
     def _part(self, source: Source) -> Bits:
-        bits = self._snapshot.bits(source.tensor).cpu()
-        box = source.box
-        return as_unsigned_numpy(bits.as_strided(box.sizes, box.src_strides, box.src_offset).reshape(-1))
+        bits = self._bits(source.tensor).cpu()
+        box = source.from_unit
+        return as_unsigned_numpy(bits.as_strided(box.sizes, box.dst_strides, box.dst_offset).reshape(-1))
 
     def _fingerprint(self, unit: int) -> int:
         total = 0
         for source in self._of_unit[unit]:
             if source.copies:
-                total += source.copies * fingerprint(self._snapshot.bits(source.tensor), _swapped(source.box))
+                total += source.copies * fingerprint(self._bits(source.tensor), source.from_unit)
         return total & MASK
 
 
@@ -114,15 +127,15 @@ class _UnitBefore(NamedTuple):
 
     @property
     def numel(self) -> int:
-        return self.link.link.units[self.unit].numel
+        return self.link.units[self.unit].numel
 
     @property
     def dtype(self) -> str:
-        return self.link.link.units[self.unit].dtype
+        return self.link.units[self.unit].dtype
 
     def all(self) -> Bits:
         whole = self.link.dense(self.unit)
-        if len(self.link.link.units[self.unit].tensors) > 1:  # the earlier ones are already new in the snapshot
+        if len(self.link.units[self.unit].tensors) > 1:  # the earlier ones are already new in the snapshot
             whole[self.changes.positions] = self.changes.old
         return whole
 
@@ -130,7 +143,3 @@ class _UnitBefore(NamedTuple):
         if positions is self.changes.positions:
             return self.changes.old
         return self.all()[positions]
-
-
-def _swapped(box: Box) -> Box:
-    return Box(box.dst_offset, box.src_offset, box.sizes, box.dst_strides, box.src_strides)

@@ -50,7 +50,7 @@ class WorkerExtension:
             address = endpoint.format(local_rank=self._slipstream_local_rank())
             channel: SubscriberChannel = plugins().transport("zeromq").open("subscriber", address, timeout)
             try:
-                return subscriber.sync(channel, timeout), ""
+                return subscriber.sync([channel], timeout), ""
             finally:
                 channel.close()
         except Exception as error:
