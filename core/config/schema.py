@@ -24,6 +24,10 @@ class WeightSyncConfig:
     snapshot: Literal["host", "device"] = "host"
     """Where the trainer keeps the last acknowledged weights."""
 
+    senders: Literal["all", "one"] = "all"
+    """``all``: every trainer rank sends the shards it holds, where the framework shows them; ``one``: tensors are
+    gathered first and sent by one rank (colocated: by each rank to the worker on its GPU)."""
+
     timeout_seconds: float = field(default=300.0, metadata=above(0))
     """A sync whose acknowledgements do not arrive in this time raises."""
 
