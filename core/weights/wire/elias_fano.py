@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.triton_kernels import threads
+from slipstream.triton_kernels.errors import CorruptBlockError
+
+__all__ = ["CorruptBlockError", "decode", "encode"]
 
 _BLOCKS_A_TASK = 16
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
-
-
-class CorruptBlockError(ValueError):
-    """A block that no encoder writes: truncated, out of range or out of order."""
 
 
 def encode(positions: I64, values: U8, dense: U8, numel: int, width: int) -> U8:

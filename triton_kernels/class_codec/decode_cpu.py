@@ -1,0 +1,355 @@
+"""Compiled decoder of blocks. It trusts nothing: every count and cursor is checked before it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..jit import jit
+from .classes import ESCAPE
+from .encode_cpu import monotone
+from .planes import (
+    CLASSES,
+    COUNT,
+    ESCAPED,
+    TRAILING,
+    TRUNCATED,
+    TYPE,
+    VECTOR,
+    get_bits,
+    get_places,
+    get_varint,
+    low_width,
+)
+from .scan import LANES, count_classes, pack_edges, place_ranks
+
+
+@jit
+def read_header(data: Any, at: int, stop: int, classes: int, counts: Any, sums: Any) -> tuple[int, int, int, int]:
+    """Header of a coded block; returns (error, absolute mode, bytes of the unary plane, where the planes start).
+
+    counts, sums: int64[8], filled per class with changes and with the sum of quotients. That the changes can be in the
+    bytes of the block is checked here, so that memory for them is bounded by the size of the message.
+    """
+    counts[:] = 0
+    sums[:] = 0
+    if at >= stop:
+        return TRUNCATED, 0, 0, at
+    active = np.int64(data[at])
+    if active == 0 or active >> classes:
+        return CLASSES, 0, 0, at
+    head, at = get_varint(data, at + 1, stop)
+    if head < 0:
+        return -head, 0, 0, at
+    total = 0
+    for c in range(classes):
+        if (active >> c) & 1:
+            number, at = get_varint(data, at, stop)
+            if number < 0:
+                return -number, 0, 0, at
+            if number == 0:
+                return COUNT, 0, 0, at
+            counts[c] = number
+            total += number
+            if not head & 1:
+                number, at = get_varint(data, at, stop)
+                if number < 0:
+                    return -number, 0, 0, at
+                if number > ESCAPE * counts[c]:
+                    return COUNT, 0, 0, at
+                sums[c] = number
+    if at + (head >> 1) + (total + 7) // 8 > stop:
+        return TRUNCATED, 0, 0, at
+    return 0, head & 1, head >> 1, at
+
+
+@jit
+def scan_blocks(data: Any, n: int, width: int, classes: int, block: int) -> tuple[int, Any, Any, Any]:
+    """Check the directory and every block's header.
+
+    Returns (error, index of each stored block, byte offsets of the blocks and the end, changes before each and all).
+    """
+    blocks = (n + block - 1) // block
+    none = np.zeros(1, np.int64)
+    at = (blocks + 7) // 8
+    if data.size < at:
+        return TRUNCATED, none, none, none
+    stored = 0
+    for b in range(8 * at):
+        if (data[b >> 3] >> (b & 7)) & 1:
+            if b >= blocks:
+                return TRAILING, none, none, none
+            stored += 1
+    if stored == 0:
+        return COUNT, none, none, none
+    index, offsets = np.empty(stored, np.int64), np.zeros(stored + 1, np.int64)
+    k = 0
+    for b in range(blocks):
+        if (data[b >> 3] >> (b & 7)) & 1:
+            size, at = get_varint(data, at, data.size)
+            if size < 0:
+                return -size, none, none, none
+            if size > min(block, n - b * block) * width:
+                return COUNT, none, none, none
+            index[k] = b
+            offsets[k + 1] = offsets[k] + size
+            k += 1
+    offsets += at
+    if offsets[stored] != data.size:
+        return (TRUNCATED if offsets[stored] > data.size else TRAILING), none, none, none
+    before = np.zeros(stored + 1, np.int64)
+    counts, sums = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for k in range(stored):
+        room = min(block, n - index[k] * block)
+        total = room
+        if offsets[k + 1] - offsets[k] != room * width:
+            error = read_header(data, offsets[k], offsets[k + 1], classes, counts, sums)[0]
+            if error:
+                return error, none, none, none
+            total = counts.sum()
+            if total > room:
+                return COUNT, none, none, none
+        before[k + 1] = before[k] + total
+    return 0, index, offsets, before
+
+
+@jit
+def finished(words: Any, at: int, size: int) -> int:
+    """0 when bit `at` is the end of a plane of `size` bytes whose last bits are zeros, else an error."""
+    if at > 8 * size:
+        return TRUNCATED
+    return TRAILING if (at + 7) // 8 != size or get_bits(words, at, 8 * size - at) else 0
+
+
+@jit
+def get_ranks(places: Any, listed: int, n: int, ones: int, ranks: Any) -> None:
+    """Set bits of a bit vector from its listed places."""
+    if 2 * ones <= n:
+        ranks[:listed] = places[:listed]
+        return
+    i, skip = 0, 0
+    for rank in range(n):
+        if skip < listed and places[skip] == rank:
+            skip += 1
+        else:
+            ranks[i] = rank
+            i += 1
+
+
+@jit
+def get_quotients(places: Any, listed: int, count: int, total: int, quotients: Any) -> int:
+    """Quotients from the listed places of their string (`list_string_gaps`); 0 or an error."""
+    if count <= total:
+        last = -1
+        for i in range(count):
+            quotient = places[i] - last - 1
+            if quotient > ESCAPE:
+                return ESCAPED
+            quotients[i] = quotient
+            last = places[i]
+        return 0 if last == count + total - 1 else VECTOR
+    quotients[:count] = 0
+    for j in range(listed):
+        i = places[j] - j
+        if i >= count:
+            return VECTOR
+        if quotients[i] >= ESCAPE:
+            return ESCAPED
+        quotients[i] += 1
+    return 0
+
+
+@jit
+def decode_block(
+    data: Any,
+    at: int,
+    stop: int,
+    sizes: Any,
+    rice: Any,
+    word: int,
+    begins: Any,
+    ranks: Any,
+    steps: Any,
+    places: Any,
+    quotients: Any,
+    unary: Any,
+    low: Any,
+) -> tuple[int, int]:
+    """Read a coded block as ranks (int64) and steps or values (int64), class c at begins[c]:begins[c + 1].
+
+    Args:
+        sizes: int64[8], elements of each class.
+        places, quotients, unary, low: memory to work in, for as many changes and bytes as the block has.
+
+    Returns (error, absolute mode).
+    """
+    classes = rice.size
+    counts, sums = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    error, absolute, unary_bytes, at = read_header(data, at, stop, classes, counts, sums)
+    if error:
+        return error, 0
+    begins[0] = 0
+    for c in range(LANES):
+        if counts[c] > sizes[c]:
+            return COUNT, 0
+        begins[c + 1] = begins[c] + counts[c]
+    count, low_bytes = begins[LANES], stop - at - unary_bytes
+    unary[: unary_bytes // 8 + 1] = 0
+    unary.view(np.uint8)[:unary_bytes] = data[at : at + unary_bytes]
+    low[: low_bytes // 8 + 2] = 0
+    low.view(np.uint8)[:low_bytes] = data[at + unary_bytes : stop]
+    unary_at, low_at, unary_stop, low_stop = 0, 0, 8 * unary_bytes, 8 * low_bytes
+
+    for v in range(LANES if absolute else 2 * LANES):
+        c = v % LANES
+        ones = counts[c]
+        if ones == 0:
+            continue
+        n = sizes[c] if v < LANES else ones + sums[c]
+        listed = min(ones, n - ones)
+        needed = listed * low_width(n, listed)
+        if low_at + needed > low_stop:
+            return TRUNCATED, 0
+        unary_at = get_places(unary, unary_at, unary_stop, low, low_at, n, listed, places)
+        if unary_at < 0:
+            return -unary_at, 0
+        low_at += needed
+        if v < LANES:
+            get_ranks(places, listed, n, ones, ranks[begins[c] :])
+        else:
+            error = get_quotients(places, listed, ones, sums[c], quotients[begins[c] :])
+            if error:
+                return error, 0
+    error = finished(unary, unary_at, unary_bytes)
+    if error:
+        return error, 0
+
+    if absolute:
+        if low_at + count * word > low_stop:
+            return TRUNCATED, 0
+        for i in range(count):
+            steps[i] = get_bits(low, low_at, word)
+            low_at += word
+        return finished(low, low_at, low_bytes), 1
+    residual_at = low_at + count
+    escape_at = residual_at
+    for c in range(classes):
+        escape_at += counts[c] * rice[c]
+    if escape_at > low_stop:
+        return TRUNCATED, 0
+    for c in range(classes):
+        r = rice[c]
+        for i in range(begins[c], begins[c + 1]):
+            quotient = np.int64(quotients[i])
+            if quotient == ESCAPE:
+                if escape_at + word - r > low_stop:
+                    return TRUNCATED, 0
+                quotient = np.int64(get_bits(low, escape_at, word - r))
+                escape_at += word - r
+                if quotient < ESCAPE:
+                    return ESCAPED, 0
+            step = ((quotient << r) | get_bits(low, residual_at, r)) + 1
+            residual_at += r
+            steps[i] = -step if get_bits(low, low_at, 1) else step
+            low_at += 1
+    return finished(low, escape_at, low_bytes), 0
+
+
+@jit
+def decode_blocks(
+    data: Any,
+    n: int,
+    old: Any,
+    index: Any,
+    offsets: Any,
+    before: Any,
+    begin: int,
+    end: int,
+    edges: Any,
+    rice: Any,
+    shift: int,
+    field: int,
+    block: int,
+    positions: Any,
+    steps: Any,
+    values: Any,
+) -> int:
+    """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error.
+
+    Writes positions, and either the step to the new value or step 0 and the new value itself. `old` is read only for
+    more than one class.
+    """
+    width, classes = values.itemsize, rice.size
+    most, longest = 0, 0
+    for k in range(begin, end):
+        longest = max(longest, offsets[k + 1] - offsets[k])
+        most = max(most, before[k + 1] - before[k])
+    packed = pack_edges(edges)
+    begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
+    ranks, places, quotients = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
+    found = np.empty(most, np.int64)
+    unary, low = np.empty(longest // 8 + 2, np.uint64), np.empty(longest // 8 + 2, np.uint64)
+    for k in range(begin, end):
+        base, first, count = index[k] * block, before[k], before[k + 1] - before[k]
+        room = min(block, n - base)
+        if offsets[k + 1] - offsets[k] == room * width:
+            at = offsets[k]
+            for i in range(room):
+                bits: Any = 0
+                for byte in range(width):
+                    bits |= np.int64(data[at + byte]) << (8 * byte)
+                at += width
+                positions[first + i] = base + i
+                steps[first + i] = 0
+                values[first + i] = bits
+            continue
+        sizes[:] = 0
+        if classes == 1:
+            sizes[0] = room
+        else:
+            count_classes(old, base, base + room, shift, field, packed, sizes)
+        error, absolute = decode_block(
+            data,
+            offsets[k],
+            offsets[k + 1],
+            sizes,
+            rice,
+            8 * width,
+            begins,
+            ranks,
+            found,
+            places,
+            quotients,
+            unary,
+            low,
+        )
+        if error:
+            return error
+        if classes == 1:
+            for i in range(count):
+                positions[first + i] = base + ranks[i]
+                steps[first + i] = found[i]
+        elif count != place_ranks(
+            old, base, base + room, shift, field, packed, ranks, begins, found, positions, steps, first
+        ):
+            return TYPE
+        if absolute:
+            for i in range(first, first + count):
+                values[i] = steps[i]
+                steps[i] = 0
+    return 0
+
+
+@jit
+def apply_steps(old: Any, steps: Any, values: Any, begin: int, end: int) -> int:
+    """values = old moved by steps, where there is a step; returns 0 or an error."""
+    word = 8 * values.itemsize
+    sign = 1 << (word - 1)
+    for i in range(begin, end):
+        if steps[i] != 0:
+            number = monotone(np.int64(old[i]), word) + steps[i]
+            if number < -sign or number >= sign:
+                return TYPE
+            values[i] = number if number >= 0 else sign - 1 - number
+    return 0
