@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptBlockError
-from .classes import BF16, BLOCK, ESCAPE, FP8, FP16, FP32, MAX_CLASSES, Classes, Exponent
+from .classes import BF16, BLOCK, FP8, FP16, FP32, MAX_CLASSES, Classes, Exponent
 
 __all__ = [
     "BF16",
     "BLOCK",
-    "ESCAPE",
     "FP8",
     "FP16",
     "FP32",

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 BLOCK = 1 << 18
 """Elements a block; a multiple of 64."""
 MAX_CLASSES = 8
-ESCAPE = 24
-"""Quotient of a magnitude that says: the rest of it is in the escape plane."""
 
 
 class Exponent(NamedTuple):
@@ -31,13 +29,13 @@ class Classes(NamedTuple):
 
     edges: tuple[int, ...]
     """The highest exponent byte of each class but the last, strictly ascending, at most 254."""
-    rice: tuple[int, ...]
-    """Low bits of a magnitude that are stored as they are, per class."""
+    orders: tuple[int, ...]
+    """Order of the exponential-Golomb code of the magnitudes of each class."""
 
     @property
     def number(self) -> int:
         """Number of classes, 1 to 8."""
-        return len(self.rice)
+        return len(self.orders)
 
     def table(self) -> NDArray[np.uint8]:
         """uint8[256], the class of every exponent byte."""
@@ -47,12 +45,12 @@ class Classes(NamedTuple):
         """Refuse what cannot code elements of `width` bytes.
 
         Raises:
-            ValueError: classes that are not 1 to 8 ranges of exponent bytes, or a parameter as wide as an element.
+            ValueError: classes that are not 1 to 8 ranges of exponent bytes, or a code order as wide as an element.
         """
         edges = (-1, *self.edges, 255)
         if not 1 <= self.number <= MAX_CLASSES or len(self.edges) != self.number - 1:
             raise ValueError(f"expected 1 to {MAX_CLASSES} classes and an edge less, got {self}")
         if any(b <= a for a, b in pairwise(edges)):
             raise ValueError(f"expected strictly ascending edges in 0..254, got {self.edges}")
-        if not all(0 <= r < 8 * width for r in self.rice):
-            raise ValueError(f"expected Rice parameters in 0..{8 * width - 1}, got {self.rice}")
+        if not all(0 <= r < 8 * width for r in self.orders):
+            raise ValueError(f"expected code orders in 0..{8 * width - 1}, got {self.orders}")

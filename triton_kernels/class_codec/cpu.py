@@ -21,7 +21,7 @@ LEAST_STEPS = 1 << 18
 
 def parameters(classes: Classes, exponent: Exponent) -> tuple[NDArray[np.uint8], NDArray[np.int64], int, int]:
     """Classes and exponent as the compiled functions take them."""
-    return np.array(classes.edges, np.uint8), np.array(classes.rice, np.int64), exponent.shift, exponent.mask
+    return np.array(classes.edges, np.uint8), np.array(classes.orders, np.int64), exponent.shift, exponent.mask
 
 
 def encode(

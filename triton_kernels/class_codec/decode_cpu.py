@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..jit import jit
-from .classes import ESCAPE
 from .encode_cpu import monotone
 from .planes import (
     CLASSES,
     COUNT,
-    ESCAPED,
     TRAILING,
     TRUNCATED,
     TYPE,
     VECTOR,
+    WIDE,
     get_bits,
     get_places,
     get_varint,
@@ -26,10 +25,12 @@ from .scan import LANES, count_classes, pack_edges, place_ranks
 
 
 @jit
-def read_header(data: Any, at: int, stop: int, classes: int, counts: Any, sums: Any) -> tuple[int, int, int, int]:
+def read_header(
+    data: Any, at: int, stop: int, classes: int, word: int, counts: Any, sums: Any
+) -> tuple[int, int, int, int]:
     """Header of a coded block; returns (error, absolute mode, bytes of the unary plane, where the planes start).
 
-    counts, sums: int64[8], filled per class with changes and with the sum of quotients. That the changes can be in the
+    counts, sums: int64[8], filled per class with changes and with the sum of lengths. That the changes can be in the
     bytes of the block is checked here, so that memory for them is bounded by the size of the message.
     """
     counts[:] = 0
@@ -56,7 +57,7 @@ def read_header(data: Any, at: int, stop: int, classes: int, counts: Any, sums: 
                 number, at = get_varint(data, at, stop)
                 if number < 0:
                     return -number, 0, 0, at
-                if number > ESCAPE * counts[c]:
+                if number > word * counts[c]:
                     return COUNT, 0, 0, at
                 sums[c] = number
     if at + (head >> 1) + (total + 7) // 8 > stop:
@@ -104,7 +105,7 @@ def scan_blocks(data: Any, n: int, width: int, classes: int, block: int) -> tupl
         room = min(block, n - index[k] * block)
         total = room
         if offsets[k + 1] - offsets[k] != room * width:
-            error = read_header(data, offsets[k], offsets[k + 1], classes, counts, sums)[0]
+            error = read_header(data, offsets[k], offsets[k + 1], classes, 8 * width, counts, sums)[0]
             if error:
                 return error, none, none, none
             total = counts.sum()
@@ -138,25 +139,25 @@ def get_ranks(places: Any, listed: int, n: int, ones: int, ranks: Any) -> None:
 
 
 @jit
-def get_quotients(places: Any, listed: int, count: int, total: int, quotients: Any) -> int:
-    """Quotients from the listed places of their string (`list_string_gaps`); 0 or an error."""
+def get_lengths(places: Any, listed: int, count: int, total: int, most: int, lengths: Any) -> int:
+    """Lengths from the listed places of their string (`list_string_gaps`); 0 or an error. `most` bits at most."""
     if count <= total:
         last = -1
         for i in range(count):
-            quotient = places[i] - last - 1
-            if quotient > ESCAPE:
-                return ESCAPED
-            quotients[i] = quotient
+            length = places[i] - last - 1
+            if length > most:
+                return WIDE
+            lengths[i] = length
             last = places[i]
         return 0 if last == count + total - 1 else VECTOR
-    quotients[:count] = 0
+    lengths[:count] = 0
     for j in range(listed):
         i = places[j] - j
         if i >= count:
             return VECTOR
-        if quotients[i] >= ESCAPE:
-            return ESCAPED
-        quotients[i] += 1
+        if lengths[i] >= most:
+            return WIDE
+        lengths[i] += 1
     return 0
 
 
@@ -166,13 +167,13 @@ def decode_block(
     at: int,
     stop: int,
     sizes: Any,
-    rice: Any,
+    orders: Any,
     word: int,
     begins: Any,
     ranks: Any,
     steps: Any,
     places: Any,
-    quotients: Any,
+    lengths: Any,
     unary: Any,
     low: Any,
 ) -> tuple[int, int]:
@@ -180,13 +181,13 @@ def decode_block(
 
     Args:
         sizes: int64[8], elements of each class.
-        places, quotients, unary, low: memory to work in, for as many changes and bytes as the block has.
+        places, lengths, unary, low: memory to work in, for as many changes and bytes as the block has.
 
     Returns (error, absolute mode).
     """
-    classes = rice.size
+    classes = orders.size
     counts, sums = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
-    error, absolute, unary_bytes, at = read_header(data, at, stop, classes, counts, sums)
+    error, absolute, unary_bytes, at = read_header(data, at, stop, classes, word, counts, sums)
     if error:
         return error, 0
     begins[0] = 0
@@ -218,7 +219,7 @@ def decode_block(
         if v < LANES:
             get_ranks(places, listed, n, ones, ranks[begins[c] :])
         else:
-            error = get_quotients(places, listed, ones, sums[c], quotients[begins[c] :])
+            error = get_lengths(places, listed, ones, sums[c], word - orders[c], lengths[begins[c] :])
             if error:
                 return error, 0
     error = finished(unary, unary_at, unary_bytes)
@@ -233,27 +234,19 @@ def decode_block(
             low_at += word
         return finished(low, low_at, low_bytes), 1
     residual_at = low_at + count
-    escape_at = residual_at
     for c in range(classes):
-        escape_at += counts[c] * rice[c]
-    if escape_at > low_stop:
-        return TRUNCATED, 0
-    for c in range(classes):
-        r = rice[c]
         for i in range(begins[c], begins[c + 1]):
-            quotient = np.int64(quotients[i])
-            if quotient == ESCAPE:
-                if escape_at + word - r > low_stop:
-                    return TRUNCATED, 0
-                quotient = np.int64(get_bits(low, escape_at, word - r))
-                escape_at += word - r
-                if quotient < ESCAPE:
-                    return ESCAPED, 0
-            step = ((quotient << r) | get_bits(low, residual_at, r)) + 1
-            residual_at += r
+            length = np.int64(lengths[i])
+            width = orders[c] + max(length - 1, 0)
+            if residual_at + width > low_stop:
+                return TRUNCATED, 0
+            step = get_bits(low, residual_at, width) + 1
+            if length > 0:
+                step += 1 << width
+            residual_at += width
             steps[i] = -step if get_bits(low, low_at, 1) else step
             low_at += 1
-    return finished(low, escape_at, low_bytes), 0
+    return finished(low, residual_at, low_bytes), 0
 
 
 @jit
@@ -267,7 +260,7 @@ def decode_blocks(
     begin: int,
     end: int,
     edges: Any,
-    rice: Any,
+    orders: Any,
     shift: int,
     field: int,
     block: int,
@@ -280,14 +273,14 @@ def decode_blocks(
     Writes positions, and either the step to the new value or step 0 and the new value itself. `old` is read only for
     more than one class.
     """
-    width, classes = values.itemsize, rice.size
+    width, classes = values.itemsize, orders.size
     most, longest = 0, 0
     for k in range(begin, end):
         longest = max(longest, offsets[k + 1] - offsets[k])
         most = max(most, before[k + 1] - before[k])
     packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
-    ranks, places, quotients = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
+    ranks, places, lengths = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
     found = np.empty(most, np.int64)
     unary, low = np.empty(longest // 8 + 2, np.uint64), np.empty(longest // 8 + 2, np.uint64)
     for k in range(begin, end):
@@ -314,13 +307,13 @@ def decode_blocks(
             offsets[k],
             offsets[k + 1],
             sizes,
-            rice,
+            orders,
             8 * width,
             begins,
             ranks,
             found,
             places,
-            quotients,
+            lengths,
             unary,
             low,
         )

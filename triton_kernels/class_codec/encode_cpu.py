@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..jit import jit
-from .classes import ESCAPE
 from .planes import list_gaps, list_string_gaps, low_width, put_bits, put_varint, varint_size
 from .scan import LANES, pack_edges, rank_changes
 
@@ -22,23 +21,23 @@ class Changes(NamedTuple):
     sizes: Any
     """int64[8], elements of each class."""
     sums: Any
-    """int64[8], sum of the quotients of each class."""
-    escaped: Any
-    """int64[8], escaped magnitudes of each class."""
+    """int64[8], sum of the lengths of each class."""
+    residual: Any
+    """int64[8], residual bits of each class."""
     ranks: Any
     """int64[changes]."""
     values: Any
     """uint32[changes], new elements."""
     magnitudes: Any
     """uint32[changes], distance from the old value, less one."""
-    quotients: Any
-    """uint8[changes]."""
+    lengths: Any
+    """uint8[changes], bits of the magnitude shifted right by its class's order."""
     negative: Any
     """bool[changes]."""
 
 
 class Vectors(NamedTuple):
-    """Bit vectors of a block as gaps: of ranks for the 8 classes, then of quotients for them."""
+    """Bit vectors of a block as gaps: of ranks for the 8 classes, then of lengths for them."""
 
     ends: Any
     """int64[17], vector v has gaps[ends[v]:ends[v + 1]]."""
@@ -53,6 +52,16 @@ def monotone(bits: Any, word: int) -> Any:
     """`reference.monotone` of an element of `word` bits."""
     sign = 1 << (word - 1)
     return bits if bits < sign else sign - 1 - bits
+
+
+@jit
+def bit_length(number: int) -> int:
+    """Bits of a non-negative number, 0 for 0."""
+    length = 0
+    while number > 0:
+        number >>= 1
+        length += 1
+    return length
 
 
 @jit
@@ -74,7 +83,7 @@ def order_changes(
     first: int,
     count: int,
     packed_edges: Any,
-    rice: Any,
+    orders: Any,
     shift: int,
     field: int,
     class_of: Any,
@@ -88,7 +97,7 @@ def order_changes(
     word, begins = 8 * old.itemsize, changes.begins
     changes.sizes[:] = 0
     class_of[:count] = 0
-    if rice.size == 1:
+    if orders.size == 1:
         changes.sizes[0] = n
         for i in range(count):
             rank_of[i] = positions[first + i] - base
@@ -114,7 +123,7 @@ def order_changes(
         begins[c + 1] += begins[c]
     upcoming = begins[:LANES].copy()
     changes.sums[:] = 0
-    changes.escaped[:] = 0
+    changes.residual[:] = 0
     for i in range(count):
         c = class_of[i]
         value = values[first + i]
@@ -122,16 +131,16 @@ def order_changes(
         if step == 0:
             return NO_CHANGE
         magnitude = abs(step) - 1
-        quotient = min(magnitude >> rice[c], ESCAPE)
+        length = bit_length(magnitude >> orders[c])
         to = upcoming[c]
         upcoming[c] += 1
         changes.ranks[to] = rank_of[i]
         changes.values[to] = value
         changes.magnitudes[to] = magnitude
-        changes.quotients[to] = quotient
+        changes.lengths[to] = length
         changes.negative[to] = step < 0
-        changes.sums[c] += quotient
-        changes.escaped[c] += quotient == ESCAPE
+        changes.sums[c] += length
+        changes.residual[c] += orders[c] + max(length - 1, 0)
     return 0
 
 
@@ -149,7 +158,7 @@ def list_vectors(changes: Changes, vectors: Vectors) -> Any:
             stop = list_gaps(changes.ranks, first, count, changes.sizes[c], vectors.gaps, start)
             vectors.widths[v] = low_width(changes.sizes[c], stop - start)
         elif count > 0:
-            stop = list_string_gaps(changes.quotients, first, count, changes.sums[c], vectors.gaps, start)
+            stop = list_string_gaps(changes.lengths, first, count, changes.sums[c], vectors.gaps, start)
             vectors.widths[v] = low_width(count + changes.sums[c], stop - start)
         vectors.ends[v + 1] = stop
         unary = stop - start
@@ -161,16 +170,16 @@ def list_vectors(changes: Changes, vectors: Vectors) -> Any:
 
 
 @jit
-def choose_mode(changes: Changes, bits: Any, rice: Any, word: int) -> tuple[int, bool, int]:
+def choose_mode(changes: Changes, bits: Any, orders: Any, word: int) -> tuple[int, bool, int]:
     """Size in bytes of the smaller of the two coded modes, whether it is the absolute one, and its unary bytes."""
-    count = changes.begins[rice.size]
+    count = changes.begins[orders.size]
     header, header_sums, magnitude_bits = 1, 0, count
-    for c in range(rice.size):
+    for c in range(orders.size):
         changed = changes.begins[c + 1] - changes.begins[c]
         if changed > 0:
             header += varint_size(changed)
             header_sums += varint_size(changes.sums[c])
-            magnitude_bits += changed * rice[c] + changes.escaped[c] * (word - rice[c])
+            magnitude_bits += changes.residual[c]
     unary_step, unary_value = (bits[0] + bits[1] + 7) // 8, (bits[0] + 7) // 8
     by_step = header + header_sums + varint_size(2 * unary_step)
     by_step += unary_step + (bits[2] + bits[3] + magnitude_bits + 7) // 8
@@ -201,7 +210,7 @@ def write_copy(
 def write_coded(
     changes: Changes,
     vectors: Vectors,
-    rice: Any,
+    orders: Any,
     word: int,
     absolute: bool,
     unary_bytes: int,
@@ -213,11 +222,11 @@ def write_coded(
     """Write a coded block of `size` bytes at out[at]; `words` is memory for its planes."""
     stop, begins = at + size, changes.begins
     active = 0
-    for c in range(rice.size):
+    for c in range(orders.size):
         active |= (begins[c + 1] > begins[c]) << c
     out[at] = active
     at = put_varint(out, at + 1, 2 * unary_bytes + absolute)
-    for c in range(rice.size):
+    for c in range(orders.size):
         if begins[c + 1] > begins[c]:
             at = put_varint(out, at, begins[c + 1] - begins[c])
             if not absolute:
@@ -240,17 +249,12 @@ def write_coded(
         for i in range(begins[LANES]):
             words[low_at >> 6] |= np.uint64(changes.negative[i]) << np.uint64(low_at & 63)
             low_at += 1
-        for c in range(rice.size):
-            if rice[c] > 0:
+        for c in range(orders.size):
+            if changes.residual[c] > 0:
                 for i in range(begins[c], begins[c + 1]):
-                    put_bits(words, low_at, np.int64(changes.magnitudes[i]), rice[c])
-                    low_at += rice[c]
-        for c in range(rice.size):
-            if changes.escaped[c] > 0:
-                for i in range(begins[c], begins[c + 1]):
-                    if changes.quotients[i] == ESCAPE:
-                        put_bits(words, low_at, np.int64(changes.magnitudes[i]) >> rice[c], word - rice[c])
-                        low_at += word - rice[c]
+                    width = orders[c] + max(np.int64(changes.lengths[i]) - 1, 0)
+                    put_bits(words, low_at, np.int64(changes.magnitudes[i]), width)
+                    low_at += width
     out[at:stop] = words.view(np.uint8)[: stop - at]
 
 
@@ -264,7 +268,7 @@ def encode_blocks(
     begin: int,
     end: int,
     edges: Any,
-    rice: Any,
+    orders: Any,
     shift: int,
     field: int,
     block: int,
@@ -299,16 +303,16 @@ def encode_blocks(
         n = min(block, old.size - base)
         first, count = starts[k], starts[k + 1] - starts[k]
         error = order_changes(
-            old, base, n, positions, values, first, count, packed, rice, shift, field, class_of, rank_of, changes
+            old, base, n, positions, values, first, count, packed, orders, shift, field, class_of, rank_of, changes
         )
         if error:
             return error
-        size, absolute, unary_bytes = choose_mode(changes, list_vectors(changes, vectors), rice, word)
+        size, absolute, unary_bytes = choose_mode(changes, list_vectors(changes, vectors), orders, word)
         if size >= n * old.itemsize:
             size = n * old.itemsize
             write_copy(old, base, n, positions, values, first, first + count, out, at)
         else:
-            write_coded(changes, vectors, rice, word, absolute, unary_bytes, size, words, out, at)
+            write_coded(changes, vectors, orders, word, absolute, unary_bytes, size, words, out, at)
         sizes[k] = size
         at += size
     return 0

@@ -10,14 +10,14 @@ from ..jit import jit
 from .scan import trailing_zeros
 
 # What a coded block says when it is wrong; 0 is right.
-TRUNCATED, TRAILING, CLASSES, COUNT, VECTOR, ESCAPED, TYPE, VARINT = range(1, 9)
+TRUNCATED, TRAILING, CLASSES, COUNT, VECTOR, WIDE, TYPE, VARINT = range(1, 9)
 ERRORS = {
     TRUNCATED: "it is truncated",
     TRAILING: "it has trailing bytes",
     CLASSES: "its classes are not those of the map",
     COUNT: "it counts more changes than elements",
     VECTOR: "a bit vector is longer or shorter than it says",
-    ESCAPED: "a magnitude is beyond the escape, or needs none",
+    WIDE: "a magnitude is wider than an element",
     TYPE: "a value moves out of its type: the old value is not the encoder's, or the block is damaged",
     VARINT: "a varint is too long",
 }
@@ -50,7 +50,7 @@ def get_bits(words: Any, at: int, width: int) -> int:
 @jit
 def low_width(n: int, listed: int) -> int:
     """Low bits of a gap in a bit vector of `n` bits with `listed` gaps (`reference.BitVector.low`)."""
-    scaled, limit, low = 532 * listed, 64 * (2 * n - listed), 0
+    scaled, limit, low = 266 * listed, 64 * (2 * n - listed), 0
     while 0 < scaled <= limit:
         scaled *= 2
         low += 1
@@ -117,16 +117,16 @@ def list_gaps(ones: Any, first: int, count: int, n: int, gaps: Any, at: int) -> 
 
 
 @jit
-def list_string_gaps(quotients: Any, first: int, count: int, total: int, gaps: Any, at: int) -> int:
-    """Gaps of the bit vector that holds each quotient as that many zeros and a one; `total` is their sum."""
+def list_string_gaps(lengths: Any, first: int, count: int, total: int, gaps: Any, at: int) -> int:
+    """Gaps of the bit vector that holds each length as that many zeros and a one; `total` is their sum."""
     if count <= total:
         for i in range(first, first + count):
-            gaps[at] = quotients[i]
+            gaps[at] = lengths[i]
             at += 1
         return at
     skipped = 0
     for i in range(first, first + count):
-        for _ in range(np.int64(quotients[i])):
+        for _ in range(np.int64(lengths[i])):
             gaps[at] = skipped
             skipped = 0
             at += 1

@@ -2,7 +2,8 @@
 
 A part is cut into blocks. In a block, elements are numbered inside the class of their old value's exponent (their
 rank); each class stores the ranks that changed, and then how far each of them moved in units of the last place. Both
-are bit vectors stored as Golomb-Rice coded gaps: quotients in a unary plane, remainders in a low plane.
+are bit vectors stored as Golomb-Rice coded gaps: quotients in a unary plane, remainders in a low plane. Magnitudes are
+exponential-Golomb coded, their unary parts being such a bit vector as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptBlockError
-from .classes import BLOCK, ESCAPE, Classes, Exponent
+from .classes import BLOCK, Classes, Exponent
 
 Bits = list[int]
 
@@ -53,7 +54,7 @@ class BitVector(NamedTuple):
     def low(self) -> int:
         """Low bits of a gap: the Rice parameter for gaps of the mean length, in integers only."""
         scaled, low = 266 * self.listed, 0
-        while scaled and 2 * scaled <= 64 * (2 * self.n - self.listed):
+        while 0 < scaled <= 64 * (2 * self.n - self.listed):
             scaled, low = 2 * scaled, low + 1
         return low
 
@@ -141,9 +142,9 @@ class Reader:
 def encode_block(old: list[int], new: dict[int, int], classes: Classes, exponent: Exponent, width: int) -> bytes:
     """Encode the changes `new` (offset in the block to bits) of a block; at least one."""
     word, table = 8 * width, classes.table()
-    ranks: list[list[int]] = [[] for _ in classes.rice]
-    offsets: list[list[int]] = [[] for _ in classes.rice]
-    n = [0 for _ in classes.rice]
+    ranks: list[list[int]] = [[] for _ in classes.orders]
+    offsets: list[list[int]] = [[] for _ in classes.orders]
+    n = [0 for _ in classes.orders]
     for i, bits in enumerate(old):
         c = table[bits >> exponent.shift & exponent.mask]
         if i in new:
@@ -156,7 +157,6 @@ def encode_block(old: list[int], new: dict[int, int], classes: Classes, exponent
     magnitudes: tuple[Bits, Bits] = [], []
     signs: Bits = []
     residual: Bits = []
-    escapes: Bits = []
     absolute: Bits = []
     sums = {}
 
@@ -166,18 +166,16 @@ def encode_block(old: list[int], new: dict[int, int], classes: Classes, exponent
             planes[1].extend(lowest(gap, vector.low))
 
     for c in active:
-        rice = classes.rice[c]
+        order = classes.orders[c]
         put(BitVector(n[c], len(ranks[c])), ranks[c], positions)
         string: Bits = []
         for i in offsets[c]:
             step = int(monotone(new[i], width) - monotone(old[i], width))
             magnitude = abs(step) - 1
-            quotient = min(magnitude >> rice, ESCAPE)
-            string += [0] * quotient + [1]
+            length = (magnitude >> order).bit_length()
+            string += [0] * length + [1]
             signs.append(int(step < 0))
-            residual += lowest(magnitude, rice)
-            if quotient == ESCAPE:
-                escapes += lowest(magnitude >> rice, word - rice)
+            residual += lowest(magnitude, order + max(length - 1, 0))
             absolute += lowest(new[i], word)
         sums[c] = len(string) - len(ranks[c])
         put(BitVector(len(string), len(ranks[c])), np.flatnonzero(string).tolist(), magnitudes)
@@ -189,7 +187,7 @@ def encode_block(old: list[int], new: dict[int, int], classes: Classes, exponent
     by_step = block(
         [count for c in active for count in (len(ranks[c]), sums[c])],
         positions[0] + magnitudes[0],
-        positions[1] + magnitudes[1] + signs + residual + escapes,
+        positions[1] + magnitudes[1] + signs + residual,
         0,
     )
     by_value = block([len(ranks[c]) for c in active], positions[0], positions[1] + absolute, 1)
@@ -203,7 +201,7 @@ def decode_block(data: bytes, old: list[int], classes: Classes, exponent: Expone
     word, table = 8 * width, classes.table()
     if len(data) == len(old) * width:
         return {i: int.from_bytes(data[i * width :][:width], "little") for i in range(len(old))}
-    members: list[list[int]] = [[] for _ in classes.rice]
+    members: list[list[int]] = [[] for _ in classes.orders]
     for i, bits in enumerate(old):
         members[table[bits >> exponent.shift & exponent.mask]].append(i)
 
@@ -216,7 +214,7 @@ def decode_block(data: bytes, old: list[int], classes: Classes, exponent: Expone
     for c in active:
         counts[c] = header.varint()
         sums[c] = 0 if head & 1 else header.varint()
-        if not 0 < counts[c] <= len(members[c]) or sums[c] > ESCAPE * counts[c]:
+        if not 0 < counts[c] <= len(members[c]) or sums[c] > word * counts[c]:
             raise CorruptBlockError("it counts more changes than elements")
     unary = Reader(header.bytes(head >> 1))
     low = Reader(data[header.at // 8 :])
@@ -232,25 +230,21 @@ def decode_block(data: bytes, old: list[int], classes: Classes, exponent: Expone
     if head & 1:
         new = {i: low.number(word) for i in changed}
     else:
-        quotients: list[int] = []
+        lengths: list[int] = []
         for c in active:
             ends = get(BitVector(counts[c] + sums[c], counts[c]))
             if ends[-1] != counts[c] + sums[c] - 1:
                 raise CorruptBlockError("magnitudes do not end where they should")
-            quotients += [b - a - 1 for a, b in zip([-1, *ends], ends, strict=False)]
-        rice = [classes.rice[c] for c in active for _ in range(counts[c])]
+            lengths += [b - a - 1 for a, b in zip([-1, *ends], ends, strict=False)]
+        orders = [classes.orders[c] for c in active for _ in range(counts[c])]
         signs = [low.bit() for _ in changed]
-        residual = [low.number(r) for r in rice]
         new = {}
-        for i, quotient, r, sign, rest in zip(changed, quotients, rice, signs, residual, strict=True):
-            if quotient > ESCAPE:
-                raise CorruptBlockError("a magnitude is beyond the escape")
-            if quotient == ESCAPE:
-                quotient = low.number(word - r)
-                if quotient < ESCAPE:
-                    raise CorruptBlockError("an escaped magnitude needs no escape")
-            magnitude = (quotient << r | rest) + 1
-            number = int(monotone(old[i], width)) + (-magnitude if sign else magnitude)
+        for i, length, order, sign in zip(changed, lengths, orders, signs, strict=True):
+            if length > word - order:
+                raise CorruptBlockError("a magnitude is wider than an element")
+            below = order + max(length - 1, 0)
+            magnitude = low.number(below) | (1 << below if length else 0)
+            number = int(monotone(old[i], width)) + (-1 - magnitude if sign else 1 + magnitude)
             if not -(1 << (word - 1)) <= number < 1 << (word - 1):
                 raise CorruptBlockError("a value moves out of its type")
             new[i] = int(bits_of(number, width))
