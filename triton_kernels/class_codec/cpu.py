@@ -35,9 +35,9 @@ def encode(
     """Encode the changes of a part; see the package."""
     if positions.size == 0:
         return np.empty(0, np.uint8)
-    of_change = positions // block
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(of_change)) + 1, [positions.size]))
-    index = of_change[starts[:-1]]
+    starts = np.searchsorted(positions, np.arange(0, old.size + block, block))
+    index = np.flatnonzero(np.diff(starts))
+    starts = np.append(starts[index], positions.size)
     sizes = np.zeros(index.size, np.int64)
     parameter = parameters(classes, exponent)
     lengths = np.minimum(block, old.size - index * block)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..jit import jit
 from .planes import list_gaps, list_string_gaps, low_width, put_bits, put_varint, varint_size
-from .scan import LANES, pack_edges, rank_changes
+from .scan import LANES, bit_length, class_table, pack_edges, rank_changes
 
 NO_CHANGE = -1
 
@@ -49,19 +49,9 @@ class Vectors(NamedTuple):
 
 @jit
 def monotone(bits: Any, word: int) -> Any:
-    """`reference.monotone` of an element of `word` bits."""
-    sign = 1 << (word - 1)
-    return bits if bits < sign else sign - 1 - bits
-
-
-@jit
-def bit_length(number: int) -> int:
-    """Bits of a non-negative number, 0 for 0."""
-    length = 0
-    while number > 0:
-        number >>= 1
-        length += 1
-    return length
+    """`reference.monotone` of an element of `word` bits, without a branch: signs cannot be predicted."""
+    negative = bits >> (word - 1)
+    return (bits ^ -negative) + (negative << (word - 1))
 
 
 @jit
@@ -83,16 +73,19 @@ def order_changes(
     first: int,
     count: int,
     packed_edges: Any,
+    table: Any,
     orders: Any,
     shift: int,
     field: int,
     class_of: Any,
     rank_of: Any,
+    before: Any,
     changes: Changes,
 ) -> int:
-    """Fill `changes` from the elements and changes of a block; class_of and rank_of are memory for `count` changes.
+    """Fill `changes` from the elements and changes of a block.
 
-    Returns 0, or NO_CHANGE for a value that is the old one.
+    class_of, rank_of and before are memory for `count` changes. Returns 0, or NO_CHANGE for a value that is the
+    old one.
     """
     word, begins = 8 * old.itemsize, changes.begins
     changes.sizes[:] = 0
@@ -109,6 +102,7 @@ def order_changes(
             shift,
             field,
             packed_edges,
+            table,
             positions,
             first,
             first + count,
@@ -122,25 +116,29 @@ def order_changes(
     for c in range(LANES):
         begins[c + 1] += begins[c]
     upcoming = begins[:LANES].copy()
-    changes.sums[:] = 0
-    changes.residual[:] = 0
+    # Arrays out of the tuple before the loop: inside it, each use would count references.
+    sums, residual, ranks, new, magnitudes, lengths, negative = changes[2:]
+    sums[:] = 0
+    residual[:] = 0
+    for i in range(count):  # by itself, so that many cache misses are under way at a time
+        before[i] = old[positions[first + i]]
     for i in range(count):
         c = class_of[i]
         value = values[first + i]
-        step = monotone(np.int64(value), word) - monotone(np.int64(old[positions[first + i]]), word)
+        step = monotone(np.int64(value), word) - monotone(np.int64(before[i]), word)
         if step == 0:
             return NO_CHANGE
         magnitude = abs(step) - 1
         length = bit_length(magnitude >> orders[c])
         to = upcoming[c]
-        upcoming[c] += 1
-        changes.ranks[to] = rank_of[i]
-        changes.values[to] = value
-        changes.magnitudes[to] = magnitude
-        changes.lengths[to] = length
-        changes.negative[to] = step < 0
-        changes.sums[c] += length
-        changes.residual[c] += orders[c] + max(length - 1, 0)
+        upcoming[c] = to + 1
+        ranks[to] = rank_of[i]
+        new[to] = value
+        magnitudes[to] = magnitude
+        lengths[to] = length
+        negative[to] = step < 0
+        sums[c] += length
+        residual[c] += orders[c] + max(length - 1, 0)
     return 0
 
 
@@ -294,16 +292,17 @@ def encode_blocks(
         np.empty(most, np.bool_),
     )
     vectors = Vectors(np.empty(2 * LANES + 1, np.int64), np.empty(2 * LANES, np.int64), np.empty(2 * most, np.int64))
-    class_of, rank_of = np.empty(most, np.uint8), np.empty(most, np.int64)
+    class_of, rank_of, before = np.empty(most, np.uint8), np.empty(most, np.int64), np.empty(most, np.uint32)
     words = np.empty(room(1 << 50, most, old.itemsize) // 8 + 2, np.uint64)
-    packed = pack_edges(edges)
+    packed, table = pack_edges(edges), class_table(edges)
     at = 0
     for k in range(begin, end):
         base = index[k] * block
         n = min(block, old.size - base)
         first, count = starts[k], starts[k + 1] - starts[k]
+        change = (positions, values, first, count)
         error = order_changes(
-            old, base, n, positions, values, first, count, packed, orders, shift, field, class_of, rank_of, changes
+            old, base, n, *change, packed, table, orders, shift, field, class_of, rank_of, before, changes
         )
         if error:
             return error

@@ -23,6 +23,9 @@ LANES = 8
 _U64, _I64, _U8 = ir.IntType(64), ir.IntType(64), ir.IntType(8)
 _LANES = ir.VectorType(_U64, LANES)
 
+_SELECT = np.array([([j for j in range(8) if byte >> j & 1] + [0] * 8)[:8] for byte in range(256)], np.uint8)
+"""Place of the set bit of a byte with so many set bits below it."""
+
 
 def _splat(builder: Any, scalar: Any, count: int) -> Any:
     vector = ir.VectorType(scalar.type, count)
@@ -103,6 +106,23 @@ def lanes_below(typingctx: Any, left: Any, right: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def set_lane(typingctx: Any, lanes: Any, c: Any, value: Any) -> Any:
+    """lanes[c] = value for an int64[8], as one store of all: a narrow one would stall the next wide load."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zero = ir.Constant(ir.IntType(64), 0)
+        place = _vector_at(context, builder, signature.args[0], args[0], zero, _LANES)
+        before = builder.load(place)
+        before.align = 8
+        here = builder.icmp_signed("==", ir.Constant(_LANES, list(range(LANES))), _splat(builder, args[1], LANES))
+        stored = builder.store(builder.select(here, _splat(builder, args[2], LANES), before), place)
+        stored.align = 8
+        return context.get_dummy_value()
+
+    return types.void(lanes, types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def popcount(typingctx: Any, mask: Any) -> Any:
     """Number of set bits of a uint64."""
 
@@ -122,6 +142,17 @@ def trailing_zeros(typingctx: Any, mask: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def bit_length(typingctx: Any, number: Any) -> Any:
+    """Bits of a non-negative int64, 0 for 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(_U64, 64), zeros)
+
+    return types.int64(types.int64), codegen
+
+
 @jit
 def pack_edges(edges: Any) -> Any:
     """The edges of all classes but the last as one uint64, a byte each, 255 above."""
@@ -130,6 +161,35 @@ def pack_edges(edges: Any) -> Any:
         edge = edges[c] if c < edges.size else 255
         packed |= np.uint64(edge) << np.uint64(8 * c)
     return packed
+
+
+@jit
+def class_table(edges: Any) -> Any:
+    """uint8[256], `Classes.table`."""
+    table = np.empty(256, np.uint8)
+    c = 0
+    for byte in range(256):
+        table[byte] = c
+        if c < edges.size and byte == edges[c]:
+            c += 1
+    return table
+
+
+@jit
+def select_bit(mask: Any, rank: int) -> int:
+    """Place of the set bit of a uint64 that has `rank` set bits below it; it must be there.
+
+    Prefix sums of set bits, one a byte; the byte is the first with more than rank; then a table.
+    """
+    sums = mask - ((mask >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    sums = (sums & np.uint64(0x3333333333333333)) + ((sums >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    sums = (sums + (sums >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    sums *= np.uint64(0x0101010101010101)
+    tops = np.uint64(0x8080808080808080)
+    reached = ((np.uint64(rank) * np.uint64(0x0101010101010101) | tops) - sums) & tops
+    byte = np.uint64(8 * popcount(reached))
+    before = ((sums << np.uint64(8)) >> byte) & np.uint64(255)
+    return np.int64(byte) + np.int64(_SELECT[(mask >> byte) & np.uint64(255), np.uint64(rank) - before])
 
 
 @jit
@@ -155,6 +215,7 @@ def rank_changes(
     shift: int,
     field: int,
     edges: Any,
+    table: Any,
     positions: Any,
     first: int,
     last: int,
@@ -179,9 +240,7 @@ def rank_changes(
             count_group(tail, 0, shift, field, edges, valid, masks, counts)
         while i < last and positions[i] < at + GROUP:
             j = np.uint64(positions[i] - at)
-            c = 0
-            while not (masks[c] >> j) & np.uint64(1):
-                c += 1
+            c = table[(old[positions[i]] >> shift) & field]
             classes[i - first] = c
             ranks[i - first] = counts[c] - popcount(masks[c] >> j)
             i += 1
@@ -233,21 +292,16 @@ def place_ranks(
         while hit != np.uint64(0):
             c = trailing_zeros(hit)
             hit &= hit - np.uint64(1)
-            mask = masks[c]
+            i, end, mask, goal = cursor[c], begins[c + 1], masks[c], upcoming[c]
             rank = counts[c] - popcount(mask)  # of the lowest set bit of mask
-            i, end = cursor[c], begins[c + 1]
-            goal = upcoming[c]
             while goal < counts[c]:
-                while rank < goal:
-                    mask &= mask - np.uint64(1)
-                    rank += 1
-                j = trailing_zeros(mask)
+                j = select_bit(mask, goal - rank)
                 source[j] = i
                 changed |= np.uint64(1) << np.uint64(j)
                 i += 1
                 goal = ranks[i] if i < end else 1 << 62
             cursor[c] = i
-            upcoming[c] = goal
+            set_lane(upcoming, c, goal)
         while changed != np.uint64(0):
             j = trailing_zeros(changed)
             changed &= changed - np.uint64(1)
