@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..errors import CorruptBlockError
 from ..threads import run, split
 from .classes import BLOCK, Classes, Exponent
-from .decode_cpu import apply_steps, decode_blocks, scan_blocks
+from .decode_cpu import apply_steps, decode_blocks
+from .directory_cpu import scan_blocks
 from .encode_cpu import encode_blocks, room
 from .planes import ERRORS, put_varint
 

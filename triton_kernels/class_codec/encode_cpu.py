@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..jit import jit
+from .lanes import LANES, bit_length
 from .planes import list_gaps, list_string_gaps, low_width, put_bits, put_varint, varint_size
-from .scan import LANES, bit_length, class_table, pack_edges, rank_changes
+from .scan import class_table, pack_edges, rank_changes
 
 NO_CHANGE = -1
 

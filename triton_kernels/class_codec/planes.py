@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..jit import jit
-from .scan import trailing_zeros
+from .lanes import trailing_zeros
 
 # What a coded block says when it is wrong; 0 is right.
 TRUNCATED, TRAILING, CLASSES, COUNT, VECTOR, WIDE, TYPE, VARINT = range(1, 9)
