@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.weights.tensors import DTYPES
-from slipstream.core.weights.wire.block import CorruptBlockError
 from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 from slipstream.triton_kernels import threads
+from slipstream.triton_kernels.errors import CorruptBlockError
 
 _BLOCKS_A_TASK = 16
 
