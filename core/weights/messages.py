@@ -71,8 +71,6 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     """Recompute the fingerprints from memory instead of carrying them forward."""
     sender: int
     """See `Units`."""
-    context: bytes = b""
-    """What the codec's decoder needs beside the frames."""
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):

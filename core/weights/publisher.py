@@ -347,7 +347,7 @@ class Publisher:
             link = self._links[digest]
             base = None if is_seed else self._acked
             chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
-            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank, link.context)
+            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
             sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
         return sent
 

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.core.weights.snapshot import TensorChanges
 from slipstream.core.weights.units import Link, Source
-from slipstream.core.weights.wire import I64, Bits, changes_section, range_section
+from slipstream.core.weights.wire import I64, Bits, Encoders, range_section
 from slipstream.triton_kernels import as_unsigned_numpy, change_fingerprint, fingerprint, restrict
 
 MASK = 2**64 - 1
@@ -28,8 +28,7 @@ class SendingLink:
             level: codec level of the sections.
         """
         self.units = link.units
-        self.level = level
-        self.context = b""
+        self._encoders = Encoders(level)
         self.sections: list[list[bytes]] = []
         """Finished sections of the staged update."""
         self._bits = bits
@@ -65,6 +64,7 @@ class SendingLink:
 
         What the loader makes of a change is unknown here, so they always travel whole.
         """
+        self._encoders.finish()
         for index, unit in enumerate(self.units):
             if unit.by_loader:
                 self.sections.append(range_section(index, 0, self.dense(index)))
@@ -103,7 +103,7 @@ class SendingLink:
         if parts:
             changes = parts[0] if len(parts) == 1 else TensorChanges(*map(np.concatenate, zip(*parts, strict=True)))
             old = _UnitBefore(self, unit, changes)
-            self.sections.append(changes_section(unit, old, changes.positions, changes.new, self.level, self.context))
+            self.sections.append(self._encoders.section(unit, old, changes.positions, changes.new))
 
     def _part(self, source: Source) -> Bits:
         bits = self._bits(source.tensor).cpu()

@@ -24,7 +24,7 @@ from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.tensors import TensorSpec, digest
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, UnitTable, unpack_frame
+from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +156,9 @@ class Subscriber:
             committed, audit = self._await_commit(feeds, timeout)
         except BaseException as error:
             self._undo(transaction)
+            if isinstance(error, CorruptFrameError):
+                # The checksum was right, so what it was decoded against may be wrong: only a seed heals that.
+                self.invalidate("an update could not be decoded against the weights in memory")
             _tell(feeds, error)
             raise
         self._run, self._version, self._fingerprints = feeds[0].begin.run, feeds[0].begin.target, fingerprints
@@ -225,7 +228,7 @@ class Subscriber:
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
         held = None if begin.base is None else lambda unit: HeldUnit(units[unit], layout.storages)
         for index in range(begin.frames):
-            sections = unpack_frame(feed.frame(timeout), identity, index, table, held, begin.context)
+            sections = unpack_frame(feed.frame(timeout), identity, index, table, held)
             yield [section._replace(unit=section.unit + feed.first) for section in sections]
 
     def _fingerprints_of(self, feed: Feed, transaction: Transaction, layout: LayoutMap) -> list[int]:

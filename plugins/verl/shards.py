@@ -50,7 +50,7 @@ class ShardSource:
         engine = self._engine
         if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
             return "the trainer has one rank"
-        if not hasattr(engine, "module") or fsdp_version(engine.module) != 2:
+        if not hasattr(engine, "module") or fsdp_version(engine.module) != 2:  # type: ignore[no-untyped-call]
             return "the training engine is not FSDP2"
         if hasattr(engine.module, "peft_config"):
             return "LoRA adapters are merged or sent by verl"

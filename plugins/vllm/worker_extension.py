@@ -1,7 +1,8 @@
 """What slipstream adds to a vLLM worker, through vLLM's own `worker_extension_cls`.
 
-For an engine of your own: `LLM(..., worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`,
-then `collective_rpc("slipstream_sync", kwargs={"endpoints": [...], "timeout": ...})` for every sync (`failures` reads its
+For an engine of your own: `LLM(...,
+worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`, then
+`collective_rpc("slipstream_sync", kwargs={"endpoints": [...], "timeout": ...})` for every sync (`failures` reads its
 answer), and `reset_prefix_cache()`, since the cached prefixes belong to the old weights.
 """
 
