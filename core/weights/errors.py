@@ -17,6 +17,10 @@ class UncertainCommitError(SyncError):
     version. Do not generate with these engines before the next sync, which seeds those that did."""
 
 
+class LayoutChangedError(SyncError):
+    """Engine workers with another layout joined while an update for the old ones was staged."""
+
+
 class EngineFailedError(SyncError):
     """An engine worker could not apply the update; the message carries the engine's own error."""
 

@@ -14,9 +14,9 @@ from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
-from slipstream.core.weights.errors import FingerprintMismatchError, SyncError
+from slipstream.core.weights.errors import FingerprintMismatchError, LayoutChangedError, SyncError
 from slipstream.core.weights.layout import TensorLayout
-from slipstream.core.weights.messages import Abort, Begin, encode
+from slipstream.core.weights.messages import Abort, Begin, decode, encode
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
@@ -106,9 +106,10 @@ class Publisher:
         self._sharded = shards is not None
         self._shards = shards or whole_tensors((), self.run)
         self._attempts = 0
+        self._staged: Update | None = None  # what `deliver` takes next
         self._acked: int | None = None
         self._warned = False
-        self._table = Checkpoint(self._shards.specs)
+        self._table = Checkpoint(self._shards.specs, self.run)
         self._snapshot = Snapshot(settings.keep_on_device)
         self._layouts: dict[str, WorkerLayout] = {}  # by worker name
         self._links: dict[str, SendingLink] = {}  # by layout digest
@@ -168,8 +169,9 @@ class Publisher:
             self._links.clear()
             self._warned = False
             self._shards = whole_tensors(specs, self.run)
-            self._table = update.table = Checkpoint(self._shards.specs)
+            self._table = update.table = Checkpoint(self._shards.specs, self.run)
         update.seconds = time.perf_counter() - start
+        self._staged = update
         return update
 
     def deliver(
@@ -189,12 +191,17 @@ class Publisher:
             FingerprintMismatchError, AuditMismatchError, SyncTimeoutError, SyncError: as their names say.
             Exception: what the channel was failed with.
             In every case but AuditMismatchError and UncertainCommitError the workers keep their old weights and the
-            snapshot its version; after those two and a FingerprintMismatchError the next sync is a dense seed where
-            it has to be.
+            snapshot its version; after those two, a FingerprintMismatchError and a LayoutChangedError the next sync is
+            a dense seed where it has to be.
         """
         start = time.perf_counter()
         delivery = Delivery(channel, update.table, self._settings.timeout, self._shards.rank)
         try:
+            if update is not self._staged:
+                raise SyncError(
+                    "this update was already delivered, or others were staged since; stage the weights again"
+                )
+            self._staged = None
             delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).units)
             self._adopt(update, delivery)
             seeded = self._to_seed(update, delivery)
@@ -205,10 +212,12 @@ class Publisher:
                 {digest: link.units for digest, link in used.items()},
             )
         except BaseException as error:
-            self._give_up(update, delivery, f"{type(error).__name__}: {error}")
-            if isinstance(error, FingerprintMismatchError):
-                self._acked = None  # the damage is older than this update: only a seed heals it
-            agree(False)
+            try:
+                self._give_up(update, delivery, f"{type(error).__name__}: {error}")
+                if isinstance(error, FingerprintMismatchError | LayoutChangedError):
+                    self._acked = None  # the cause is older than this update: only a seed heals it
+            finally:
+                agree(False)
             raise
         try:
             if not agree(True):
@@ -250,8 +259,8 @@ class Publisher:
         """Send `workers` engine workers that already wait for a sync back to work, when staging has failed."""
         for _ in range(workers):
             try:
-                peer, _ = channel.receive(_REFUSE_SECONDS)
-                channel.send(peer, encode(Abort(reason)))
+                peer, data = channel.receive(_REFUSE_SECONDS)
+                channel.send(peer, encode(Abort(reason), decode(data)[1]))
             except Exception as error:
                 logger.debug("no worker to refuse: %s", error)
                 return
@@ -297,9 +306,9 @@ class Publisher:
             update.table.adopt(merged)
             self._fill_snapshot(update)
         elif not update.table.agrees(merged):
-            raise SyncError(
-                "an engine worker joined with another layout than the weights were staged for; restart it with the "
-                "settings of the others"
+            raise LayoutChangedError(
+                "the engine workers take other tensors, or in other dtypes, than those the weights were staged for; "
+                "the next sync is a dense seed for the workers that are there now"
             )
 
     def _fill_snapshot(self, update: Update) -> None:
@@ -367,8 +376,9 @@ class Publisher:
             return 0
         try:
             return delivery.audit(self._identity(None, update.target), link.units, self._seed_chunks(link))
-        except BaseException:
+        except BaseException as error:
             self._forget()
+            delivery.abort(f"the audit ended: {type(error).__name__}: {error}")
             raise
 
     def _identity(self, base: int | None, target: int) -> Identity:
@@ -385,6 +395,7 @@ class Publisher:
         self._acked = None
 
     def _discard(self) -> None:
+        self._staged = None
         self._snapshot.roll_back()
         for link in self._links.values():
             link.discard()
