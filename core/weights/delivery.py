@@ -18,6 +18,7 @@ from slipstream.core.weights.errors import (
     AuditMismatchError,
     EngineFailedError,
     FingerprintMismatchError,
+    LayoutChangedError,
     SyncError,
     SyncTimeoutError,
     UncertainCommitError,
@@ -157,13 +158,15 @@ class Delivery:
             UncertainCommitError: a worker did not confirm.
         """
         lost: Exception | None = None
+        told: set[bytes] = set()
         try:
             for address in self.peers:
                 try:
                     self._say(address, Commit(audit))
+                    told.add(address)
                 except SyncError as error:  # one that is gone must not keep the verdict from the others
                     lost = error
-            for _ in self._collect(Done, {a for a, p in self.peers.items() if p.talk.state is State.DECIDED}):
+            for _ in self._collect(Done, told):
                 pass
             if lost is not None:
                 raise lost
@@ -194,12 +197,12 @@ class Delivery:
                 )
         return compared
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, reseed: bool = False) -> None:
         """Tell every worker seen so far to undo; one that gave up or is gone has nothing to undo."""
         for address, peer in self.peers.items():
             if peer.talk.state is not State.ENDED:
                 try:
-                    self._say(address, Abort(reason))
+                    self._say(address, Abort(reason, reseed))
                 except Exception as error:  # the others must still hear it
                     logger.debug("nothing to abort: %s", error)
 
@@ -254,6 +257,8 @@ class Delivery:
                 logger.debug("dropped %s of an earlier exchange", type(message).__name__)
                 continue
             peer.talk.step(type(message))
+            if isinstance(message, Failed) and message.reseed:
+                raise LayoutChangedError(message.error)
             if isinstance(message, Failed):
                 raise EngineFailedError(
                     f"an engine worker could not apply the update: {message.error}\n{message.traceback}"

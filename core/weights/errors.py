@@ -11,6 +11,9 @@ class SyncError(RuntimeError):
 class AbortedError(SyncError):
     """The other end gave the sync up."""
 
+    reseed = False
+    """Whether the other trainer ranks must know that it does so to start from a seed."""
+
 
 class UncertainCommitError(SyncError):
     """Every worker applied the update, but not every one confirmed the commit: some may have gone back to the old

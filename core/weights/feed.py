@@ -79,7 +79,9 @@ class Feed:
                 continue
             self.talk.step(type(message))
             if isinstance(message, Abort):
-                raise AbortedError(f"the trainer aborted the sync: {message.reason}")
+                aborted = AbortedError(f"the trainer aborted the sync: {message.reason}")
+                aborted.reseed = message.reseed
+                raise aborted
             if frame:
                 raise SyncError(f"expected a frame, got {type(message).__name__}")
             return message
@@ -88,7 +90,8 @@ class Feed:
         """Tell the publisher what went wrong here."""
         text = "".join(traceback.format_exception(error))
         try:
-            self.send(Failed(f"{type(error).__name__}: {error}", text))
+            reseed = isinstance(error, AbortedError) and error.reseed
+            self.send(Failed(f"{type(error).__name__}: {error}", text, reseed))
         except SyncTimeoutError as gone:
             logger.debug("nobody to report to: %s", gone)
 

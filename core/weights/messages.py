@@ -91,6 +91,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
     error: str
     traceback: str
+    reseed: bool = False
+    """Passed on from the `Abort` of another publisher."""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True):
@@ -104,6 +106,8 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     """Undo the update, or do not start it."""
 
     reason: str
+    reseed: bool = False
+    """The layouts changed: every trainer rank has to start from a seed."""
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):

@@ -213,8 +213,9 @@ class Publisher:
             )
         except BaseException as error:
             try:
-                self._give_up(update, delivery, f"{type(error).__name__}: {error}")
-                if isinstance(error, FingerprintMismatchError | LayoutChangedError):
+                reseed = isinstance(error, LayoutChangedError)
+                self._give_up(update, delivery, f"{type(error).__name__}: {error}", reseed)
+                if reseed or isinstance(error, FingerprintMismatchError):
                     self._acked = None  # the cause is older than this update: only a seed heals it
             finally:
                 agree(False)
@@ -384,11 +385,11 @@ class Publisher:
     def _identity(self, base: int | None, target: int) -> Identity:
         return Identity(self.run, NO_BASE if base is None else base, target)
 
-    def _give_up(self, update: Update, delivery: Delivery, reason: str) -> None:
+    def _give_up(self, update: Update, delivery: Delivery, reason: str, reseed: bool = False) -> None:
         self._discard()
         if update.seed:
             self._acked = None
-        delivery.abort(reason)
+        delivery.abort(reason, reseed)
 
     def _forget(self) -> None:
         self._discard()

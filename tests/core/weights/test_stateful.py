@@ -31,12 +31,12 @@ def prepared(ranks, kinds, level, held, audit):
     return world
 
 
-def every_boundary(ranks, kinds, level, held, audit):
+def every_boundary(ranks, kinds, level, held, audit, faults=KINDS):
     """One fault of each kind at each message; the failures, with what led to them."""
     messages = prepared(ranks, kinds, level, held, audit).heal().messages
     failures = []
     for index in range(messages):
-        for kind in KINDS:
+        for kind in faults:
             world = prepared(ranks, kinds, level, held, audit)
             try:
                 world.sync({index: Fault(kind)})
@@ -63,10 +63,11 @@ def test_one_fault_at_every_message_of_an_audited_delta(ranks, kinds):
 @pytest.mark.parametrize(("ranks", "kinds"), PLACES, ids=IDS)
 @pytest.mark.parametrize("level", [1, 2])
 def test_one_fault_at_every_message_of_a_delta_of_old_values(ranks, kinds, level):
-    assert every_boundary(ranks, kinds, level, held=True, audit=False) == 6 * ranks * len(kinds)
+    faults = ("lose", "truncate", "duplicate", "kill worker")  # the others are the same at every level
+    assert every_boundary(ranks, kinds, level, held=True, audit=False, faults=faults) == 6 * ranks * len(kinds)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["lose", "duplicate", "late", "kill worker"])
 def test_two_faults_at_every_pair_of_messages(kind):
     """The second hits what the first made of the sync: an Abort, a Failed, another publisher's Commit."""
     for first in range(12):
@@ -185,7 +186,7 @@ TestSyncMachine = SyncMachine.TestCase
 TestSyncMachine.settings = settings(
     derandomize=not FUZZ,
     database=None,
-    max_examples=FUZZ or 60,
+    max_examples=FUZZ or 50,
     stateful_step_count=16,
     deadline=None,
     suppress_health_check=list(HealthCheck),
