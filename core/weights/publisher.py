@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +21,7 @@ from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards, whole_tensors
 from slipstream.core.weights.units import link_units
+from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
 from slipstream.core.weights.wire import NO_BASE, Identity
 from slipstream.triton_kernels import as_bits
 
@@ -30,64 +30,6 @@ logger = logging.getLogger(__name__)
 _REFUSE_SECONDS = 5.0
 Agree = Callable[[bool], bool]
 """Whether every trainer rank is ready, given whether this one is; a collective where there are several ranks."""
-
-
-@dataclass(frozen=True)
-class PublisherSettings:
-    """Options of a publisher; see `slipstream.core.config.WeightSyncConfig` for their meaning."""
-
-    timeout: float = 300.0
-    """Seconds to wait for each message of a worker."""
-    level: int = 0
-    chunk_bytes: int = 64 << 20
-    audit_every: int = 0
-    verify_every: int = 16
-    dense: bool = False
-    """Ship every element at every sync."""
-    keep_on_device: bool = False
-
-
-@dataclass
-class Update:
-    """Weights staged for delivery: the trainer's tensors are no longer needed after it exists."""
-
-    target: int
-    table: Checkpoint
-    seed: bool
-    """Every worker gets all elements."""
-    raw: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Trainer-dtype host copies, kept for a first seed or an audit."""
-    audit: bool = False
-    changed: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class SyncReport:
-    """What one sync did; with several trainer ranks, what this one had a part in."""
-
-    run: int
-    base: int | None
-    target: int
-    stage_seconds: float
-    """Gathering, comparing and encoding on the trainer."""
-    deliver_seconds: float
-    """From the first message to the last acknowledgement."""
-    payload_bytes: int
-    """Bytes of frames sent, over all workers."""
-    dense_bytes: int
-    """What the same workers would have been sent in full, in the trainer's dtype."""
-    changed_elements: int
-    total_elements: int
-    tensors: int
-    workers: int
-    seeded_workers: int
-    unverified_tensors: int
-    """Tensors that the engine's own loader transforms: no fingerprint covers them, only an audit does."""
-    audit_seconds: float = 0.0
-    """Time of the audit alone; not part of `deliver_seconds`."""
-    audited_tensors: int = 0
-    """Engine tensors compared with a dense load and found equal; 0 when this sync was not audited."""
 
 
 class Publisher:

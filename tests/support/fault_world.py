@@ -252,6 +252,7 @@ class World:
         result = Result(
             list(outcomes.values())[: self.ranks], list(outcomes.values())[self.ranks :], self.net.count, self.net.hit
         )
+        self._check_kept(before, result)
         self._bury(before)
         self.check(result)
         return result
@@ -261,6 +262,14 @@ class World:
             self.workers[index] = self.new_worker(self.workers[index].kind, before[index])
         if self.net.trainer_dead:
             self.start_trainer(self.ranks)
+
+    def _check_kept(self, before: list[dict[str, Tensor]], result: Result) -> None:
+        """As long as no trainer rank said that the update is final, every worker goes back to what it had."""
+        for index, memory in enumerate(before):
+            if not self.net.commit_sent and index not in self.net.dead_workers:
+                tensors = self.workers[index].engine.tensors
+                kept = all(torch.equal(as_bits(tensors[name]), as_bits(tensor)) for name, tensor in memory.items())
+                assert kept, f"worker {index} kept an update that nobody committed: {result.explain()}"
 
     def check(self, result: Result) -> None:
         """Everything that must hold after any sync, whatever happened in it."""

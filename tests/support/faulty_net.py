@@ -44,6 +44,7 @@ class FaultyNet:
         self.count = 0
         """Messages sent in this sync, in both directions."""
         self.hit: list[str] = []
+        self.commit_sent = False
         self.broken_collective: int | None = None
         """Rank on which the collective fails although the others got their answer."""
         self.dead_workers: set[int] = set()
@@ -60,7 +61,7 @@ class FaultyNet:
         if fresh:
             self.forget()
         self._late = [(max(0, when - self.count), link, data) for when, link, data in self._late]
-        self.ranks, self.faults, self.count, self.hit = ranks, faults, 0, []
+        self.ranks, self.faults, self.count, self.hit, self.commit_sent = ranks, faults, 0, [], False
         self.broken_collective, self.dead_workers, self.trainer_dead = None, set(), False
         self._cut, self._votes = set(), {}
 
@@ -74,6 +75,7 @@ class FaultyNet:
         direction, rank, worker = link
         if self._gone(direction == "up", worker):
             raise Killed
+        self.commit_sent |= direction == "down" and b"Commit" in data
         fault = self.faults.get(self.count)
         self.count += 1
         for entry in [entry for entry in self._late if entry[0] <= self.count]:

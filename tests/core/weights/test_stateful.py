@@ -120,10 +120,20 @@ class SyncMachine(RuleBasedStateMachine):
     def sync(self):
         self.world.heal()
 
-    @rule(faults=faults, how=st.sampled_from(STEPS), seed=seeds, broken=st.sampled_from([None, None, 0, 1]))
-    def sync_with_faults(self, faults, how, seed, broken):
+    @rule(
+        faults=faults,
+        how=st.sampled_from(STEPS),
+        seed=seeds,
+        broken=st.sampled_from([None, None, 0, 1]),
+        dense=st.sampled_from([None, None, False, True]),
+    )
+    def sync_with_faults(self, faults, how, seed, broken, dense):
+        if dense is not None:
+            self.world.heal()
+            self.world.set(dense=dense)
         self.train(how, seed)
         self.world.sync(faults, broken)
+        self.world.set(dense=False)
 
     @rule(index=st.integers(0, 2), after=st.integers(0, 12), torn=st.booleans(), faults=st.just({}) | faults)
     def sync_with_a_failing_loader(self, index, after, torn, faults):
