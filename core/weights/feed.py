@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ class Feed:
         """What it announced, once it has."""
         self.units: tuple[WireUnit, ...] = ()
         """What it addresses this worker in."""
+        self.waited = 0.0
+        """Seconds spent waiting for its frames."""
         self.first = 0
         """Number of the first of them among the units of all feeds."""
 
@@ -54,7 +57,9 @@ class Feed:
         Raises:
             AbortedError: the publisher gave up.
         """
+        start = time.perf_counter()
         data = self._channel.receive(timeout)
+        self.waited += time.perf_counter() - start
         if not data.startswith(b"SLPS"):
             expect(decode(data), Begin)  # an Abort in place of a frame
         return data
