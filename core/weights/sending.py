@@ -112,6 +112,11 @@ class SendingLink:
             self._expected = [(f + self._moved.get(unit, 0)) & MASK for unit, f in enumerate(self._acked)]
         return self._expected
 
+    @property
+    def pending_fingerprints(self) -> list[int]:
+        """What `expected` returned last."""
+        return self._expected
+
     def commit(self) -> None:
         """The staged update is the base now."""
         self._acked = self._expected
