@@ -66,10 +66,10 @@ def _diagnose(kind: str, adapter: Framework | Engine) -> AdapterDiagnosis:
 
 def _hydra_problem() -> str | None:
     """Compose the override that users type: discovery can fail without any error."""
-    from slipstream.core.cli.compose import compose_node
+    from slipstream.core.cli.compose import compose_config, node_of
 
     try:
-        parse_config(compose_node(["+slipstream=sync"]))
+        parse_config(node_of(compose_config(["+slipstream=sync"])))
     except Exception as error:
         return f"{error}"
     return None

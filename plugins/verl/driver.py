@@ -8,6 +8,8 @@ import uuid
 from types import ModuleType
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
 
 RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
@@ -29,7 +31,9 @@ def _validating(validate_config: Any) -> Any:
     def validate(config: Any, *args: Any, **kwargs: Any) -> Any:
         node = config.get("slipstream")
         if node is not None:
-            _check(config, parse_config(node))
+            slipstream = parse_config(node)
+            _check_ray()
+            check(config, slipstream)
         return validate_config(config, *args, **kwargs)
 
     return validate
@@ -48,15 +52,23 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
     return runtime_env
 
 
-def _check(config: Any, slipstream: SlipstreamConfig) -> None:
-    """Refuse combinations that this version cannot serve.
+def check(config: Any, slipstream: SlipstreamConfig) -> None:
+    """Refuse combinations that this version cannot serve: in the driver of a run, and in `slipstream config`.
+
+    Args:
+        config: the composed configuration of a verl trainer, with a `slipstream` node.
+        slipstream: that node, parsed.
 
     Raises:
         ConfigError: with the key, what it needs and what to do.
     """
-    _check_ray()
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
+    if backend != BACKEND and "mode" not in (config.slipstream.get("weight_sync") or {}):
+        raise ConfigError(
+            "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
+            "go on without slipstream; add +slipstream=sync and write the settings without a plus"
+        )
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(
@@ -68,9 +80,11 @@ def _check(config: Any, slipstream: SlipstreamConfig) -> None:
     if backend != BACKEND:
         raise ConfigError(
             f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs "
-            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; remove that override {off}"
+            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; "
+            f"add +slipstream=sync, which sets it, remove an override of it, {off}"
         )
-    if rollout.name != "vllm":
+    # verl leaves the name to the user; its own error says so when there is none.
+    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
         raise ConfigError(
             f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs actor_rollout_ref.rollout.name=vllm "
             f"in this version, got {rollout.name}; choose vllm {off}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 TOY = """
+    from slipstream.core.config import ConfigError
     from slipstream.core.hooks import Engine, Framework, hookimpl
     from slipstream.core.seams import Seam, SeamTable
 
@@ -24,9 +25,13 @@ TOY = """
         print("demo", model, arguments)
         return 3
 
+    def check(config, slipstream):
+        if config.folder == "refused":
+            raise ConfigError(f"the run would refuse {slipstream.weight_sync.mode}")
+
     @hookimpl
     def slipstream_frameworks():
-        yield Framework("toy", "pluggy", seams, demo, "toyframework.conf:trainer")
+        yield Framework("toy", "pluggy", seams, demo, "toyframework.conf:trainer", check)
         yield Framework("absent", "slipstream-absent", seams)
 
     @hookimpl
@@ -110,6 +115,27 @@ def test_config_composes_the_installed_frameworks_config_without_importing_it(sl
     status, output, _ = slipstream("config", *overrides, *options, plugin=toy())
     assert status == 0
     assert f"  events: {folder}/log" in output
+
+
+@pytest.mark.usefixtures("framework_config")
+def test_config_refuses_what_the_frameworks_run_would_refuse(slipstream):
+    status, output, errors = slipstream("config", "+slipstream=sync", "folder=refused", plugin=toy())
+    assert (status, output) == (1, "")
+    assert "error: the run would refuse delta\n" in errors
+
+
+def test_config_says_when_slipstream_is_off_though_its_node_is_there(slipstream):
+    status, output, errors = slipstream("config", "+slipstream=sync", "slipstream/weight_sync=native")
+    assert (status, "mode: native" in output) == (0, True)
+    assert "# slipstream is off: weight_sync.mode is native" in errors
+
+
+def test_a_setting_alone_is_answered_with_the_override_that_adds_it(slipstream):
+    """Hydra's own advice, a plus before the setting, would leave slipstream off."""
+    status, _, errors = slipstream("config", "slipstream.weight_sync.audit_every=10")
+    assert status == 1
+    assert "slipstream.weight_sync.audit_every=10: expected +slipstream=sync beside it" in errors
+    assert "+slipstream.weight_sync" not in errors
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
