@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import uuid
@@ -11,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
+from slipstream.core.telemetry import check_path
 
 RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
 """Environment variable that sets the sockets of one run apart from those of another on the same node."""
@@ -45,7 +47,11 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         env = get_ppo_ray_runtime_env(config)
         node = config.get("slipstream") if config is not None else None
         if node is not None:
-            env["env_vars"][SLIPSTREAM_NODE] = to_json(parse_config(node))
+            slipstream = parse_config(node)
+            if slipstream.events is not None:
+                # Ray's workers have folders of their own.
+                slipstream = dataclasses.replace(slipstream, events=os.path.abspath(slipstream.events))
+            env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
@@ -100,6 +106,8 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream weight sync does not serve prefill/decode disaggregation yet: set "
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
+    if slipstream.events is not None:
+        check_path(slipstream.events)
 
 
 def _check_ray() -> None:

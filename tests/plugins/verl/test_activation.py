@@ -121,6 +121,7 @@ ACCEPTED = {
     "no override": [],
     "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
     "full": ["+slipstream=full"],
+    "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
     "a typo": (["+slipstream=sync", "+slipstream.weight_sync.audit_evry=1"], "did you mean 'audit_every'"),
@@ -137,6 +138,7 @@ REFUSED = {
     "a setting alone": (["+slipstream.weight_sync.audit_every=10"], "add +slipstream=sync"),
     "the event log alone": (["+slipstream.events=run.jsonl"], "add +slipstream=sync"),
     "a mode alone": (["+slipstream.weight_sync.mode=delta"], "add +slipstream=sync"),
+    "a log that cannot be": (["+slipstream=sync", "slipstream.events=/dev/null/x.jsonl"], "/dev/null is not a folder"),
     "an undiscovered group": (["+undiscovered=sync"], "editable_mode=strict"),
 }
 
@@ -155,6 +157,10 @@ def test_the_driver_carries_the_node_to_rays_processes(driven):
     assert json.loads(sent)["weight_sync"]["mode"] == "delta"
     assert json.loads(sent)["weight_sync"]["audit_every"] == 3
     assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
+
+
+def test_a_relative_event_log_counts_from_where_the_run_was_started(driven):
+    assert json.loads(driven["a log in a folder to be made"][1])["events"] == "/nowhere/run.jsonl"
 
 
 def test_the_driver_sends_nothing_without_the_override(driven):
