@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.plugins.verl.demo import run
 from slipstream.plugins.verl.demo.arguments import ArgumentError, check_overrides, model_folder_of, split
 from slipstream.plugins.verl.demo.folders import FolderInUseError, default_cache, exclusive
 from slipstream.plugins.verl.demo.report import conditions, speed
@@ -145,3 +146,9 @@ def test_the_conditions_name_what_the_figures_leave_out() -> None:
     for part in ("without the audit", "computed, not measured", "slipstream.plugins.verl.cpu", "Q4_1", "2 % noise"):
         assert part in text
     assert "Q4_1" not in "\n".join(conditions(None))
+
+
+def test_the_readme_promises_the_times_of_the_banner() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for text in run.DURATIONS.values():
+        assert text.split(" on ")[0] in readme
