@@ -20,11 +20,15 @@ class Codec:
     level: int
     """The number that ``slipstream.weight_sync.level`` selects it by; a higher level is smaller and slower."""
 
-    encode: Callable[..., Any]
-    """Encodes one block of changes."""
+    encoder: Callable[[], Any]
+    """Makes what encodes the units of one link: `encode(old, positions, values)` returns uint8[size], empty for no
+    change; `finish()` is called after the last unit of each sync. `old` is an `OldValues` of `core.weights.wire`."""
 
     decode: Callable[..., Any]
-    """Inverse of `encode`."""
+    """`decode(data, old)` returns (positions, values); a `ValueError` for what no encoder writes."""
+
+    dtypes: frozenset[str] | None = None
+    """Wire dtypes that it codes; None for any."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from slipstream.core.weights.publisher import Publisher, PublisherSettings, Sync
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.subscriber import Subscriber
 from slipstream.core.weights.tensors import TensorSpec
+from slipstream.core.weights.trainer_shards import TrainerShards
 from slipstream.core.weights.transports.zeromq import ZmqPublisherChannel, ZmqSubscriberChannel
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SyncReport",
     "SyncTimeoutError",
     "TensorSpec",
+    "TrainerShards",
     "Update",
     "ZmqPublisherChannel",
     "ZmqSubscriberChannel",

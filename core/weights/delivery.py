@@ -37,7 +37,7 @@ from slipstream.core.weights.messages import (
     decode,
     encode,
 )
-from slipstream.core.weights.units import Link, WireUnit
+from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import Identity, pack_frame
 
 logger = logging.getLogger(__name__)
@@ -63,21 +63,27 @@ class Peer:
 
     hello: Hello
     layout: WorkerLayout | None = None
+    applied: Applied | None = None
 
 
 class Delivery:
     """One exchange. Every method raises the engine's error if a worker reports one, and a timeout if all are silent."""
 
-    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float) -> None:
+    def __init__(self, channel: PublisherChannel, table: Checkpoint, timeout: float, sender: int) -> None:
         self._channel = channel
         self._table = table
         self._timeout = timeout
+        self._sender = sender
         self.peers: dict[bytes, Peer] = {}
+        self.sent: dict[tuple[str, bool], int] = {}
+        """Bytes of frames that each worker of a group was sent; see `groups`."""
 
-    def handshake(self, workers: int, known: dict[str, WorkerLayout], link_of: Callable[[WorkerLayout], Link]) -> None:
+    def handshake(
+        self, workers: int, known: dict[str, WorkerLayout], units_of: Callable[[WorkerLayout], tuple[WireUnit, ...]]
+    ) -> None:
         """Wait for `workers` workers and learn the layouts that are not in `known` (by worker name; updated).
 
-        `link_of` gives the units for a layout; a worker is told them once.
+        `units_of` gives the units for a layout; a worker is told them once.
         """
         while sum(peer.layout is not None for peer in self.peers.values()) < workers:
             address, message = self._next()
@@ -93,7 +99,7 @@ class Delivery:
                 # Recording a layout forgets the version, so the version of its Hello no longer counts.
                 self.peers[address] = Peer(Hello(worker, None, None, self._table.digest), layout)
                 known[worker] = layout
-                self._channel.send(address, encode(Units(link_of(layout).units)))
+                self._channel.send(address, encode(Units(self._sender, units_of(layout))))
             else:
                 raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
 
@@ -132,6 +138,7 @@ class Delivery:
         """
         for peer, message in self._collect(Applied):
             assert peer.layout is not None
+            peer.applied = message
             want = np.array(expected[peer.layout.digest], "<u8")
             got = np.frombuffer(message.fingerprints, "<u8")
             wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))
@@ -145,15 +152,15 @@ class Delivery:
                     "weights, or its memory is damaged."
                 )
 
-    def commit(self, audit_frames: int) -> None:
-        """Make the update final on every worker.
+    def commit(self, audit: bool) -> None:
+        """Make the update final on every worker, and announce whether an audit follows.
 
         Raises:
             UncertainCommitError: a worker did not confirm.
         """
         try:
             for address in self.peers:
-                self._channel.send(address, encode(Commit(audit_frames)))
+                self._channel.send(address, encode(Commit(audit)))
             for _ in self._collect(Done):
                 pass
         except SyncError as error:
@@ -161,12 +168,14 @@ class Delivery:
                 f"not every engine worker confirmed the commit ({error}); the next sync seeds those that went back"
             ) from error
 
-    def audit(self, identity: Identity, chunks: Sequence[Chunk]) -> int:
+    def audit(self, identity: Identity, units: tuple[WireUnit, ...], chunks: Sequence[Chunk]) -> int:
         """Send the whole checkpoint for a dense load; return how many engine tensors were compared.
 
         Raises:
             AuditMismatchError: the dense load changed something.
         """
+        for address in self.peers:
+            self._channel.send(address, encode(Units(self._sender, units)))
         self._send_frames(tuple(self.peers), identity, chunks)
         compared = 0
         for peer, outcome in self._collect(Audited):

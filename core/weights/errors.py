@@ -25,6 +25,10 @@ class SyncTimeoutError(SyncError):
     """The other end said nothing for longer than `slipstream.weight_sync.timeout_seconds`."""
 
 
+class DamagedMessageError(SyncError, ValueError):
+    """A control message that was damaged on the way or is of another protocol version."""
+
+
 class FingerprintMismatchError(SyncError):
     """An engine worker holds other bits than the trainer sent."""
 

@@ -45,7 +45,7 @@ class HeldUnit(NamedTuple):
 
     def fingerprint(self) -> int:
         """Recomputed from memory; every place counts, also where two hold the same part."""
-        pieces = self.unit.pieces
+        pieces = () if self.unit.by_loader else self.unit.pieces
         return sum(fingerprint(self.storages[piece.storage], piece.as_box()) for piece in pieces) & MASK
 
     def _distinct(self) -> list[Piece]:

@@ -1,5 +1,8 @@
 """Control messages of one sync, in the order they are exchanged.
 
+A worker may be connected to several publishers, the ranks of one trainer: it takes each step with all of them before
+the next, and holds the update when all of them have committed it.
+
 subscriber                         publisher
 Hello      ───────────────────────►            who, which version, which checkpoint table it knows
            ◄───────────────────────  Table     only when the subscriber does not know the table yet
@@ -9,14 +12,16 @@ Layout     ───────────────────────
 Applied    ───────────────────────►            written, not yet final; or Failed, written nothing
            ◄───────────────────────  Commit    every worker of every rank applied; or Abort: undo
 Done       ───────────────────────►
-           ◄───────────────────────  the frames of an audit, if Commit announced one
+           ◄───────────────────────  Units and the frames of an audit, if Commit announced one
 Audited    ───────────────────────►
 """
 
 from __future__ import annotations
 
 import msgspec
+import xxhash
 
+from slipstream.core.weights.errors import DamagedMessageError
 from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.units import WireUnit
@@ -49,6 +54,8 @@ class Layout(msgspec.Struct, tag=True, frozen=True):
 class Units(msgspec.Struct, tag=True, frozen=True):
     """The arrays that this publisher sends to a worker of that layout, and where their elements go."""
 
+    sender: int
+    """Rank of the trainer process, among those that the worker is connected to."""
     units: tuple[WireUnit, ...]
 
 
@@ -62,8 +69,8 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     frames: int
     verify: bool
     """Recompute the fingerprints from memory instead of carrying them forward."""
-    context: bytes = b""
-    """What the codec's decoder needs beside the frames."""
+    sender: int
+    """See `Units`."""
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
@@ -71,6 +78,10 @@ class Applied(msgspec.Struct, tag=True, frozen=True):
 
     fingerprints: bytes
     """uint64[units], little-endian: one fingerprint a unit, 0 for one that the engine's own loader takes."""
+    wait_seconds: float
+    """How long the worker waited for frames of this publisher."""
+    work_seconds: float
+    """How long it took over decoding and writing them, in all."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -81,9 +92,10 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True):
-    """The update is final. `audit_frames` frames with the whole checkpoint follow when it is not 0."""
+    """The update is final."""
 
-    audit_frames: int
+    audit: bool
+    """Whether `Units` and frames with the whole checkpoint follow."""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -106,23 +118,32 @@ class Audited(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = Hello | Table | Layout | Units | Begin | Applied | Failed | Commit | Abort | Done | Audited
+_CHECKSUM_BYTES = 8
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Message to bytes."""
-    return msgspec.msgpack.encode(message)
+    """Message to bytes: a checksum and msgpack."""
+    body = msgspec.msgpack.encode(message)
+    return _checksum(body) + body
 
 
 def decode(data: bytes) -> Message:
     """Bytes to message.
 
     Raises:
-        ValueError: not a message of this protocol version.
+        DamagedMessageError: not a message of this protocol version, or damaged on the way.
     """
+    if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
+        raise DamagedMessageError("not a weight-sync message, or one that was damaged on the way")
     try:
-        return _decoder.decode(data)
+        return _decoder.decode(data[_CHECKSUM_BYTES:])
     except msgspec.DecodeError as error:
-        raise ValueError(
+        raise DamagedMessageError(
             f"not a weight-sync message ({error}); trainer and engine must run the same slipstream version"
         ) from error
+
+
+def _checksum(body: bytes) -> bytes:
+    digest: bytes = xxhash.xxh3_64_digest(body)
+    return digest

@@ -15,13 +15,15 @@ from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
 from slipstream.core.weights.errors import FingerprintMismatchError, SyncError
+from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import Abort, Begin, encode
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
+from slipstream.core.weights.trainer_shards import TrainerShards, whole_tensors
 from slipstream.core.weights.units import link_units
-from slipstream.core.weights.wire import NO_BASE, Bits, Identity
-from slipstream.triton_kernels import as_bits, as_unsigned_numpy
+from slipstream.core.weights.wire import NO_BASE, Identity
+from slipstream.triton_kernels import as_bits
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ class PublisherSettings:
 
     timeout: float = 300.0
     """Seconds to wait for each message of a worker."""
-    level: int = 0
+    level: int | None = None
+    """Codec level; None chooses one for each link and update."""
     chunk_bytes: int = 64 << 20
     audit_every: int = 0
     verify_every: int = 16
@@ -62,7 +65,7 @@ class Update:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What one sync did."""
+    """What one sync did; with several trainer ranks, what this one had a part in."""
 
     run: int
     base: int | None
@@ -80,6 +83,8 @@ class SyncReport:
     tensors: int
     workers: int
     seeded_workers: int
+    level: int
+    """Codec level of the delta; the highest, when links differ."""
     unverified_tensors: int
     """Tensors that the engine's own loader transforms: no fingerprint covers them, only an audit does."""
     audit_seconds: float = 0.0
@@ -91,13 +96,22 @@ class SyncReport:
 class Publisher:
     """Stages weights, delivers them to engine workers, and advances its snapshot only when all hold the result."""
 
-    def __init__(self, settings: PublisherSettings) -> None:
+    def __init__(self, settings: PublisherSettings, shards: TrainerShards | None = None) -> None:
+        """Start without an acknowledged version.
+
+        Args:
+            settings: options.
+            shards: how this rank and its peers hold the checkpoint; None when this publisher is given whole tensors
+                and is the only one that its workers connect to.
+        """
         self._settings = settings
-        self.run = secrets.randbits(63)
+        self.run = secrets.randbits(63) if shards is None else shards.run
+        self._sharded = shards is not None
+        self._shards = shards or whole_tensors((), self.run)
         self._attempts = 0
         self._acked: int | None = None
         self._warned = False
-        self._table: Checkpoint | None = None
+        self._table = Checkpoint(self._shards.specs)
         self._snapshot = Snapshot(settings.keep_on_device)
         self._layouts: dict[str, WorkerLayout] = {}  # by worker name
         self._links: dict[str, SendingLink] = {}  # by layout digest
@@ -111,8 +125,9 @@ class Publisher:
         """Consume the trainer's weights and work out what has to travel.
 
         Args:
-            weights: (checkpoint name, full tensor) in a fixed order. Always consumed to the end: with FSDP every item
-                is a collective, so stopping early would hang the other ranks.
+            weights: (checkpoint name, full tensor) in a fixed order; with `TrainerShards`, (checkpoint name, this
+                rank's flat local tensor) for each tensor it holds, in the order of the table. Always consumed to the
+                end: items may be collectives, so stopping early would hang the other ranks.
 
         Raises:
             SyncError: the names, shapes or dtypes are not those of the previous sync. The next sync is a dense seed.
@@ -123,37 +138,43 @@ class Publisher:
         self._attempts += 1
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
-        update = Update(self._attempts, self._table or Checkpoint(()), seed, audit=audit)
+        update = Update(self._attempts, self._table, seed, audit=audit)
+        if not seed:
+            for link in self._links.values():
+                link.begin(len(self._layouts))
         specs: list[TensorSpec] = []
+        held = self._shards.held()
         failure: Exception | None = None
-        for index, (name, tensor) in enumerate(weights):
+        for position, (name, tensor) in enumerate(weights):
             if failure is not None:
                 continue
             try:
-                spec = TensorSpec.of(name, tensor)
-                specs.append(spec)
+                specs.append(TensorSpec.of(name, tensor))
+                index = held[position] if self._sharded and position < len(held) else position
+                if self._sharded:
+                    self._check_local(index, specs[-1])
+                elif not seed:
+                    update.table.check(index, specs[-1])
                 if seed or audit:
                     update.raw[index] = tensor.detach().to("cpu", copy=True)
                 if not seed:
-                    update.table.check(index, spec)
                     self._stage_changes(update, index, tensor)
             except Exception as error:
                 failure = error
-        if failure is None and not seed and len(specs) != len(update.table.specs):
-            failure = SyncError(f"{len(specs)} tensors came, {len(update.table.specs)} were expected")
+        if failure is None and (self._sharded or not seed) and len(specs) != len(held):
+            failure = SyncError(f"{len(specs)} tensors came, {len(held)} were expected")
         if failure is not None:
             self._forget()
             raise failure
         if not seed:
             for link in self._links.values():
                 link.finish()
-        if seed:
-            if tuple(specs) != update.table.specs:
-                self._layouts.clear()
-                self._links.clear()
-                self._warned = False
-                update.table = Checkpoint(tuple(specs))
-            self._table = update.table
+        elif not self._sharded and tuple(specs) != update.table.specs:
+            self._layouts.clear()
+            self._links.clear()
+            self._warned = False
+            self._shards = whole_tensors(specs, self.run)
+            self._table = update.table = Checkpoint(self._shards.specs)
         update.seconds = time.perf_counter() - start
         return update
 
@@ -178,17 +199,22 @@ class Publisher:
             it has to be.
         """
         start = time.perf_counter()
-        delivery = Delivery(channel, update.table, self._settings.timeout)
+        delivery = Delivery(channel, update.table, self._settings.timeout, self._shards.rank)
         try:
-            delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).link)
+            delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).units)
             self._adopt(update, delivery)
             seeded = self._to_seed(update, delivery)
             payload = self._send(update, delivery, seeded)
             used = {digest: self._links[digest] for digest in delivery.digests()}
             delivery.confirm(
                 {digest: link.expected(update.seed) for digest, link in used.items()},
-                {digest: link.link.units for digest, link in used.items()},
+                {digest: link.units for digest, link in used.items()},
             )
+            for (digest, is_seed), group in delivery.groups(seeded).items():
+                for address in group:
+                    timing = delivery.peers[address].applied
+                    assert timing is not None
+                    used[digest].observe(delivery.sent[digest, is_seed], timing, is_seed)
         except BaseException as error:
             self._give_up(update, delivery, f"{type(error).__name__}: {error}")
             if isinstance(error, FingerprintMismatchError):
@@ -204,13 +230,14 @@ class Publisher:
         except BaseException as error:
             self._give_up(update, delivery, str(error))
             raise
+        level = max((link.level for link in used.values()), default=0)
         base = self._acked
         self._snapshot.commit()
         self._acked, self._links = update.target, used
         for link in used.values():
             link.commit()
-        audit = self._audit_chunks(update)
-        delivery.commit(len(audit))
+        audit = self._audit_link(update)
+        delivery.commit(audit is not None)
         delivered = time.perf_counter()
         audited = self._audit(update, audit, delivery)
         return SyncReport(
@@ -220,12 +247,13 @@ class Publisher:
             stage_seconds=update.seconds,
             deliver_seconds=delivered - start,
             payload_bytes=payload,
-            dense_bytes=update.table.dense_bytes * workers,
+            dense_bytes=self._shards.held_bytes() * workers,
             changed_elements=update.changed,
-            total_elements=update.table.elements,
+            total_elements=self._shards.held_elements(),
             tensors=len(update.table.specs),
             workers=workers,
             seeded_workers=len(seeded),
+            level=level,
             unverified_tensors=update.table.kinds.count("loader"),
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
@@ -257,9 +285,23 @@ class Publisher:
 
     def _link(self, update: Update, layout: WorkerLayout) -> SendingLink:
         if layout.digest not in self._links:
-            units = link_units(update.table.specs, layout.tensors)
-            self._links[layout.digest] = SendingLink(units, self._snapshot, self._settings.level)
+            self._links[layout.digest] = self._new_link(layout.tensors, self._snapshot.bits)
         return self._links[layout.digest]
+
+    def _new_link(self, layouts: tuple[TensorLayout, ...], bits: Callable[[int], torch.Tensor]) -> SendingLink:
+        link = link_units(self._shards.specs, layouts, self._shards.senders, self._shards.rank)
+        return SendingLink(link, bits, self._settings.level)
+
+    def _check_local(self, index: int, spec: TensorSpec) -> None:
+        """Refuse a local tensor that is not the one the shard maps describe."""
+        known = self._shards.specs[index] if index < len(self._shards.specs) else None
+        boxes = self._shards.senders[self._shards.rank].get(spec.name, ())
+        numel = sum(box.numel for box in boxes)
+        if known is None or (spec.name, spec.dtype, spec.numel) != (known.name, known.dtype, numel):
+            raise SyncError(
+                f"expected {numel} elements of {known}, got {spec}: the trainer's shards are not those that its ranks "
+                "told each other"
+            )
 
     def _adopt(self, update: Update, delivery: Delivery) -> None:
         """Take over how the engines hold the tensors, or check that it is what the update was staged for."""
@@ -318,29 +360,28 @@ class Publisher:
             link = self._links[digest]
             base = None if is_seed else self._acked
             chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
-            begin = Begin(self.run, base, update.target, len(chunks), verify, link.context)
-            sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
+            size = delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            delivery.sent[digest, is_seed] = size // len(group)
+            sent += size
         return sent
 
     def _seed_chunks(self, link: SendingLink) -> list[Chunk]:
-        arrays = [(index, unit.numel, unit.width) for index, unit in enumerate(link.link.units)]
+        arrays = [(index, unit.numel, unit.width) for index, unit in enumerate(link.units)]
         return range_chunks(arrays, link.dense, self._settings.chunk_bytes)
 
-    def _audit_chunks(self, update: Update) -> list[Chunk]:
+    def _audit_link(self, update: Update) -> SendingLink | None:
+        """An engine that takes every tensor whole, in the trainer's dtype, through its own loader."""
         if not update.audit:
-            return []
+            return None
+        layouts = tuple(TensorLayout(spec.name, spec.dtype, "loader") for spec in update.table.specs)
+        return self._new_link(layouts, lambda index: as_bits(update.raw[index].contiguous()).reshape(-1))
 
-        def read(index: int) -> Bits:
-            return as_unsigned_numpy(as_bits(update.raw[index].contiguous()).reshape(-1))
-
-        arrays = [(index, spec.numel, spec.torch_dtype.itemsize) for index, spec in enumerate(update.table.specs)]
-        return range_chunks(arrays, read, self._settings.chunk_bytes)
-
-    def _audit(self, update: Update, chunks: list[Chunk], delivery: Delivery) -> int:
-        if not update.audit:
+    def _audit(self, update: Update, link: SendingLink | None, delivery: Delivery) -> int:
+        if link is None:
             return 0
         try:
-            return delivery.audit(self._identity(None, update.target), chunks)
+            return delivery.audit(self._identity(None, update.target), link.units, self._seed_chunks(link))
         except BaseException:
             self._forget()
             raise

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import logging
-import traceback
+import time
 import uuid
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import torch
 
 from slipstream.core.hooks import plugins
+from slipstream.core.weights.assembly import TensorAssembly, UnitAssembly
 from slipstream.core.weights.channel import SubscriberChannel
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutError
+from slipstream.core.weights.feed import Feed, expect
 from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
-from slipstream.core.weights.messages import (
-    Abort,
-    Applied,
-    Audited,
-    Begin,
-    Commit,
-    Done,
-    Failed,
-    Hello,
-    Layout,
-    Message,
-    Table,
-    Units,
-    decode,
-    encode,
-)
+from slipstream.core.weights.messages import Applied, Audited, Begin, Commit, Done, Hello, Layout, Table, Units
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.tensors import TensorSpec, digest
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, UnitTable, unpack_frame
+from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
-_M = TypeVar("_M", bound=Message)
 
 
 class Subscriber:
     """Holds a worker's layout and the version of the weights in its memory.
 
     Either an update is applied and acknowledged as a whole, or the worker keeps the weights it had: everything is
-    decoded before the first write of a delta, and every write is undone unless the publisher commits.
+    decoded before the first write of a delta, and every write is undone unless the publishers commit.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -55,10 +41,10 @@ class Subscriber:
         self._name = f"{name} #{uuid.uuid4().hex[:6]}"  # two engines may call their ranks the same
         self._layout: LayoutMap | None = None
         self._table: str | None = None
-        self._units: tuple[WireUnit, ...] = ()
+        self._units: dict[int, tuple[WireUnit, ...]] = {}  # by trainer rank
         self._run: int | None = None
         self._version: int | None = None
-        self._fingerprints: list[int] = []
+        self._fingerprints: dict[int, list[int]] = {}  # by trainer rank, one a unit
         self.applied = 0
         """Updates applied and committed since the worker started."""
 
@@ -73,40 +59,75 @@ class Subscriber:
             logger.info("%s: weights of version %d are gone (%s)", self._name, self._version, reason)
         self._run = self._version = None
 
-    def sync(self, channel: SubscriberChannel, timeout: float) -> int:
+    def sync(self, channels: Sequence[SubscriberChannel], timeout: float) -> int:
         """Take part in one sync and return the version now held.
 
         Args:
-            channel: connected to the publisher.
+            channels: one to each trainer rank that publishes.
             timeout: seconds to wait for each message.
 
         Raises:
-            SyncError: the publisher aborted or went silent; the weights are what they were before.
-            Exception: the engine's own error, after the weights were restored and the publisher told.
+            SyncError: a publisher aborted or went silent; the weights are what they were before.
+            Exception: the engine's own error, after the weights were restored and the publishers told.
         """
         if self._layout is not None and not self._layout.is_current(self._engine.live_storages()):
             self.invalidate("the engine replaced its parameters")
             self._layout = self._table = None
-        channel.send(encode(Hello(self._name, self._run, self._version, self._table)))
+        feeds = [Feed(channel) for channel in channels]
         try:
-            message = _receive(channel, timeout)
-            if isinstance(message, Table):
-                layout = self._record(message.specs)
-                channel.send(encode(Layout(layout.tensors)))
-                self._units = _expect(_receive(channel, timeout), Units).units
-                self._table = digest(message.specs)  # from here on no other message needs to be repeated
-                message = _receive(channel, timeout)
-            begin = _expect(message, Begin)
+            for feed in feeds:
+                feed.send(Hello(self._name, self._run, self._version, self._table))
+            for feed in feeds:
+                self._meet(feed, timeout)
+            self._agree(feeds)
         except Exception as error:
-            _report(channel, error)
+            _tell(feeds, error)
             raise
-        self._update(begin, channel, timeout)
-        plugins().hook.slipstream_weights_changed(version=begin.target)
-        return begin.target
+        self._update(feeds, timeout)
+        target = feeds[0].begin.target
+        plugins().hook.slipstream_weights_changed(version=target)
+        return target
+
+    def _meet(self, feed: Feed, timeout: float) -> None:
+        """Exchange what the two do not know of each other, up to the announcement of the update."""
+        message = feed.receive(timeout)
+        if isinstance(message, Table):
+            known = digest(message.specs)
+            layout = self._layout
+            if layout is None or known != digest(layout.specs):
+                layout = self._record(message.specs)
+            feed.send(Layout(layout.tensors))
+            units = feed.expect(Units, timeout)
+            self._units[units.sender] = units.units
+            self._table = known  # from here on this publisher need not repeat itself
+            message = feed.receive(timeout)
+        feed.begin = expect(message, Begin)
+        if feed.begin.sender not in self._units:
+            self._table = None  # makes every publisher say everything again
+            raise SyncError(f"trainer rank {feed.begin.sender} never told this worker its units")
+        feed.units = self._units[feed.begin.sender]
+
+    def _agree(self, feeds: Sequence[Feed]) -> None:
+        """Check that the publishers mean one update, and that it starts from what is here."""
+        updates = {(feed.begin.run, feed.begin.target) for feed in feeds}
+        if len(updates) != 1 or len({feed.begin.sender for feed in feeds}) != len(feeds):
+            raise SyncError(f"the trainer ranks announce different updates: {[feed.begin for feed in feeds]}")
+        for feed in feeds:
+            begin = feed.begin
+            if begin.base is not None and (begin.run, begin.base) != (self._run, self._version):
+                raise SyncError(
+                    f"{self._name} holds version {self._version} of run {self._run}; the update starts from version "
+                    f"{begin.base} of run {begin.run}"
+                )
+        first = 0
+        for feed in feeds:
+            feed.first = first
+            first += len(feed.units)
 
     def _record(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
         self.invalidate("new checkpoint table")
         self._table = None
+        self._units.clear()
         self._layout = layout = record_layout(
             self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages().keys()
         )
@@ -122,35 +143,62 @@ class Subscriber:
             )
         return layout
 
-    def _update(self, begin: Begin, channel: SubscriberChannel, timeout: float) -> None:
+    def _update(self, feeds: Sequence[Feed], timeout: float) -> None:
         layout = self._layout
         assert layout is not None, "Begin came before any Table"
-        transaction = Transaction(layout, self._units, self._engine)
+        units = [unit for feed in feeds for unit in feed.units]
+        transaction = Transaction(layout, units, self._engine)
+        start = time.perf_counter()
         try:
-            if begin.base is not None and (begin.run, begin.base) != (self._run, self._version):
-                raise SyncError(
-                    f"{self._name} holds version {self._version} of run {self._run}; the update starts from version "
-                    f"{begin.base} of run {begin.run}"
-                )
-            self._write(begin, transaction, layout, channel, timeout)
-            fingerprints = self._new_fingerprints(begin, transaction, layout)
-            channel.send(encode(Applied(np.array(fingerprints, "<u8").tobytes())))
-            # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit.
-            commit = _expect(_receive(channel, 2 * timeout), Commit)
+            self._write(feeds, transaction, layout, timeout)
+            worked = time.perf_counter() - start - sum(feed.waited for feed in feeds)
+            fingerprints = {feed.begin.sender: self._fingerprints_of(feed, transaction, layout) for feed in feeds}
+            for feed in feeds:
+                told = np.array(fingerprints[feed.begin.sender], "<u8").tobytes()
+                feed.send(Applied(told, feed.waited, worked))
+            committed, audit = self._await_commit(feeds, timeout)
         except BaseException as error:
             self._undo(transaction)
-            _report(channel, error)
+            if isinstance(error, CorruptFrameError):
+                # The checksum was right, so what it was decoded against may be wrong: only a seed heals that.
+                self.invalidate("an update could not be decoded against the weights in memory")
+            _tell(feeds, error)
             raise
-        self._run, self._version, self._fingerprints = begin.run, begin.target, fingerprints
+        self._run, self._version, self._fingerprints = feeds[0].begin.run, feeds[0].begin.target, fingerprints
         self.applied += 1
-        channel.send(encode(Done(begin.target)))
-        if commit.audit_frames:
+        if audit:
             try:
-                self._audit(begin, commit.audit_frames, channel, timeout)
+                self._audit(committed, timeout)
             except BaseException as error:
                 self.invalidate("an audit failed half-way")
-                _report(channel, error)
+                _tell(feeds, error)
                 raise
+
+    def _await_commit(self, feeds: Sequence[Feed], timeout: float) -> tuple[list[Feed], bool]:
+        """Wait for the verdict of the trainer ranks, which they reach together: one commit stands for all.
+
+        Returns:
+            The feeds that said so themselves (a publisher that was lost right before does not undo what the others
+            already count as done), and whether all of them go on with an audit.
+        """
+        # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit.
+        deadline = time.monotonic() + 2 * timeout
+        committed: list[Feed] = []
+        failure: Exception | None = None
+        audit = True
+        for feed in feeds:
+            try:
+                audit &= feed.expect(Commit, max(0.0, deadline - time.monotonic())).audit
+                committed.append(feed)
+                feed.send(Done(feed.begin.target))
+            except Exception as error:
+                failure = failure if isinstance(failure, AbortedError) else error
+        if not committed:
+            assert failure is not None
+            raise failure
+        if failure is not None:
+            logger.warning("%s: committed, but one trainer rank did not confirm it: %s", self._name, failure)
+        return committed, audit and failure is None
 
     def _undo(self, transaction: Transaction) -> None:
         try:
@@ -161,91 +209,99 @@ class Subscriber:
         if transaction.used_loader:
             self.invalidate("an update through the engine's own loader was undone")
 
-    def _write(
-        self, begin: Begin, transaction: Transaction, layout: LayoutMap, channel: SubscriberChannel, timeout: float
-    ) -> None:
-        table = UnitTable(tuple(u.numel for u in self._units), tuple(u.width for u in self._units))
-        identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
-        held = None if begin.base is None else lambda unit: HeldUnit(self._units[unit], layout.storages)
-        frames: Iterator[list[Section]] = (
-            unpack_frame(_frame(channel, timeout), identity, i, table, held, begin.context) for i in range(begin.frames)
-        )
-        if begin.base is None:
-            # A seed is as large as the model, so it is written as it arrives; the undo covers a failure half-way.
+    def _write(self, feeds: Sequence[Feed], transaction: Transaction, layout: LayoutMap, timeout: float) -> None:
+        deltas = [feed for feed in feeds if feed.begin.base is not None]
+        seeds = [feed for feed in feeds if feed.begin.base is None]
+        decoded = list(_interleaved([self._frames(feed, layout, timeout) for feed in deltas]))
+        if len(seeds) == len(feeds):
             transaction.write_fills()
-        else:
-            frames = iter(list(frames))
-        for sections in frames:
+        # A seed is as large as the model, so it is written as it arrives; the undo covers a failure half-way.
+        for sections in _interleaved([self._frames(feed, layout, timeout) for feed in seeds]):
+            for section in sections:
+                transaction.write(section)
+        for sections in decoded:
             for section in sections:
                 transaction.write(section)
         transaction.finish()
 
-    def _new_fingerprints(self, begin: Begin, transaction: Transaction, layout: LayoutMap) -> list[int]:
-        if begin.base is None or begin.verify:
-            return [HeldUnit(unit, layout.storages).fingerprint() for unit in self._units]
-        fingerprints = list(self._fingerprints)
-        for unit, delta in transaction.deltas.items():
-            fingerprints[unit] = (fingerprints[unit] + delta) & MASK
-        for unit in transaction.rewritten:
-            fingerprints[unit] = HeldUnit(self._units[unit], layout.storages).fingerprint()
+    def _frames(self, feed: Feed, layout: LayoutMap, timeout: float) -> Iterator[list[Section]]:
+        """The decoded frames of one feed, their units counted over all feeds."""
+        begin, units = feed.begin, feed.units
+        table = UnitTable(tuple(u.numel for u in units), tuple(u.width for u in units))
+        identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
+        held = None if begin.base is None else lambda unit: HeldUnit(units[unit], layout.storages)
+        for index in range(begin.frames):
+            sections = unpack_frame(feed.frame(timeout), identity, index, table, held)
+            yield [section._replace(unit=section.unit + feed.first) for section in sections]
+
+    def _fingerprints_of(self, feed: Feed, transaction: Transaction, layout: LayoutMap) -> list[int]:
+        if feed.begin.base is None or feed.begin.verify:
+            return [HeldUnit(unit, layout.storages).fingerprint() for unit in feed.units]
+        fingerprints = list(self._fingerprints[feed.begin.sender])
+        for index, unit in enumerate(feed.units):
+            if feed.first + index in transaction.rewritten:
+                fingerprints[index] = HeldUnit(unit, layout.storages).fingerprint()
+            else:
+                fingerprints[index] = (fingerprints[index] + transaction.deltas.get(feed.first + index, 0)) & MASK
         return fingerprints
 
-    def _audit(self, begin: Begin, frames: int, channel: SubscriberChannel, timeout: float) -> None:
+    def _audit(self, feeds: Sequence[Feed], timeout: float) -> None:
         """Load the whole checkpoint with the engine's own loader and compare checksums before and after."""
-        assert self._layout is not None
         before = self._engine.checksums()
-        self._engine.load_weights(self._checkpoint(begin, frames, channel, timeout))
+        self._engine.load_weights(self._checkpoint(feeds, timeout))
         self._engine.finish_loading()
         after = self._engine.checksums()
         different = tuple(name for name in after if before.get(name) != after[name])
         if different:
             self.invalidate("the audit loaded other weights")
-        channel.send(encode(Audited(len(after), different)))
+        for feed in feeds:
+            feed.send(Audited(len(after), different))
 
-    def _checkpoint(
-        self, begin: Begin, frames: int, channel: SubscriberChannel, timeout: float
-    ) -> Iterable[tuple[str, torch.Tensor]]:
+    def _checkpoint(self, feeds: Sequence[Feed], timeout: float) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that the publishers send whole, in the order of the table and one at a time."""
         assert self._layout is not None
         specs = self._layout.specs
-        table = UnitTable(tuple(s.numel for s in specs), tuple(s.torch_dtype.itemsize for s in specs))
-        identity = Identity(begin.run, NO_BASE, begin.target)
-        whole: torch.Tensor | None = None
-        for index in range(frames):
-            for section in unpack_frame(_frame(channel, timeout), identity, index, table):
-                assert isinstance(section, Range)
-                spec = specs[section.unit]
-                width = spec.torch_dtype.itemsize
-                if whole is None:
-                    whole = torch.empty(spec.numel * width, dtype=torch.uint8)
-                start, stop = section.first * width, (section.first + section.values.size) * width
-                whole[start:stop] = torch.from_numpy(np.array(section.values).view(np.uint8))
-                if stop == whole.numel():
-                    yield spec.name, whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
-                    whole = None
+        tensors = TensorAssembly(specs)
+        streams = [_whole_units(feed, feed.expect(Units, timeout).units, timeout) for feed in feeds]
+        reached = [-1] * len(streams)  # the tensor that each stream is at; it has no more of the earlier ones
+        ready: dict[int, torch.Tensor] = {
+            index: torch.empty(spec.shape, dtype=spec.torch_dtype) for index, spec in enumerate(specs) if not spec.numel
+        }
+        for index, spec in enumerate(specs):
+            for number, stream in enumerate(streams):
+                while index not in ready and reached[number] <= index and (found := next(stream, None)) is not None:
+                    unit, whole = found
+                    reached[number] = unit.tensors[0]
+                    if (complete := tensors.add(unit, whole)) is not None:
+                        ready[complete[0]] = complete[1]
+            yield spec.name, ready.pop(index).to(self._engine.device)
 
 
-def _frame(channel: SubscriberChannel, timeout: float) -> bytes:
-    data = channel.receive(timeout)
-    if not data.startswith(b"SLPS"):
-        _expect(decode(data), Begin)  # an Abort in place of a frame
-    return data
+def _tell(feeds: Sequence[Feed], error: BaseException) -> None:
+    """Report an error to the publishers, unless they are the ones that gave up or the only one is not there."""
+    if not isinstance(error, AbortedError) and not (isinstance(error, SyncTimeoutError) and len(feeds) == 1):
+        for feed in feeds:
+            feed.report(error)
 
 
-def _receive(channel: SubscriberChannel, timeout: float) -> Message:
-    return decode(channel.receive(timeout))
+def _whole_units(feed: Feed, units: tuple[WireUnit, ...], timeout: float) -> Iterator[tuple[WireUnit, torch.Tensor]]:
+    """The units of one feed as their frames arrive: uint8[numel * width] each."""
+    table = UnitTable(tuple(u.numel for u in units), tuple(u.width for u in units))
+    identity = Identity(feed.begin.run, NO_BASE, feed.begin.target)
+    assembly = UnitAssembly(units)
+    left = len(units)
+    index = 0
+    while left:
+        for section in unpack_frame(feed.frame(timeout), identity, index, table):
+            assert isinstance(section, Range)
+            whole = assembly.add(section)
+            if whole is not None:
+                left -= 1
+                yield units[section.unit], whole
+        index += 1
 
 
-def _expect(message: Message, kind: type[_M]) -> _M:
-    if isinstance(message, Abort):
-        raise AbortedError(f"the trainer aborted the sync: {message.reason}")
-    if not isinstance(message, kind):
-        raise SyncError(f"expected {kind.__name__}, got {type(message).__name__}; both ends must run the same version")
-    return message
-
-
-def _report(channel: SubscriberChannel, error: BaseException) -> None:
-    """Tell the publisher, unless it is the one that gave up or is not there."""
-    if isinstance(error, (AbortedError, SyncTimeoutError)):
-        return
-    text = "".join(traceback.format_exception(error))
-    channel.send(encode(Failed(f"{type(error).__name__}: {error}", text)))
+def _interleaved(streams: Sequence[Iterator[list[Section]]]) -> Iterator[list[Section]]:
+    """One frame of each stream in turn, so that no publisher waits for long while another is read."""
+    for frames in zip_longest(*streams):
+        yield from (frame for frame in frames if frame is not None)

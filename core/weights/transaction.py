@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from slipstream.core.weights.assembly import TensorAssembly, UnitAssembly
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
@@ -35,7 +35,8 @@ class Transaction:
         self._units = units
         self._engine = engine
         self._undo: list[_Overwritten | _Scattered] = []
-        self._partial: dict[int, tuple[torch.Tensor, int]] = {}  # unit -> (its bytes so far, count)
+        self._whole = UnitAssembly(units)
+        self._tensors = TensorAssembly(layout.specs)
         self._for_loader: dict[int, torch.Tensor] = {}  # by tensor
         self.used_loader = False
         """Whether the engine's loader ran: what it did beyond the saved tensors is unknown to an undo."""
@@ -63,12 +64,18 @@ class Transaction:
         Raises:
             CorruptFrameError: a unit that travels in full is incomplete.
         """
-        if self._partial:
-            raise CorruptFrameError(f"the update ended inside {', '.join(map(self._name, list(self._partial)[:5]))}")
-        if self._for_loader:
+        begun = [self._name(unit) for unit in self._whole.begun()]
+        begun += [self._layout.specs[tensor].name for tensor in self._tensors.begun()]
+        if begun:
+            raise CorruptFrameError(f"the update ended inside {', '.join(begun[:5])}")
+        self.load([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+
+    def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Run the engine's loader on whole tensors, after saving what it is known to write."""
+        if weights:
             for tensor in self._layout.opaque:
                 self._save(tensor)
-            self._run_loader([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+            self._run_loader(weights)
 
     def roll_back(self) -> None:
         """Restore every element that was written, last write first."""
@@ -99,23 +106,15 @@ class Transaction:
         self.deltas[changes.unit] = (self.deltas.get(changes.unit, 0) + delta) & MASK
 
     def _collect(self, part: Range) -> None:
-        unit = self._units[part.unit]
-        whole, count = self._partial.pop(part.unit, (None, 0))
+        whole = self._whole.add(part)
         if whole is None:
-            whole = torch.empty(unit.numel * unit.width, dtype=torch.uint8)
-        if part.first * unit.width != count:
-            raise CorruptFrameError(
-                f"{self._name(part.unit)}: expected elements from {count // unit.width} on, got {part.first}"
-            )
-        whole[count : count + part.values.nbytes] = torch.from_numpy(np.array(part.values).view(np.uint8))
-        count += part.values.nbytes
-        if count < whole.numel():
-            self._partial[part.unit] = (whole, count)
-        elif unit.by_loader:
-            spec = self._layout.specs[unit.tensors[0]]
-            self._for_loader[unit.tensors[0]] = whole.view(spec.torch_dtype).view(spec.shape).to(self._engine.device)
-        else:
+            return
+        unit = self._units[part.unit]
+        if not unit.by_loader:
             self._overwrite(part.unit, whole)
+        elif (found := self._tensors.add(unit, whole)) is not None:
+            tensor, value = found
+            self._for_loader[tensor] = value.to(self._engine.device)
 
     def _overwrite(self, unit: int, whole: torch.Tensor) -> None:
         for piece in self._units[unit].pieces:

@@ -161,7 +161,7 @@ class Pair:
 
         def run(index: int) -> None:
             try:
-                self.subscribers[index].sync(ends[index], patience)
+                self.subscribers[index].sync([ends[index]], patience)
             except BaseException as error:
                 self.errors[index] = error
 

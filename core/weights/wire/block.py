@@ -6,7 +6,3 @@ HEADER = 8
 """Bytes of a block header."""
 SPARSE, DENSE = 0, 1
 """Block modes."""
-
-
-class CorruptBlockError(ValueError):
-    """A block that no encoder writes: truncated, out of range or out of order."""

@@ -87,27 +87,38 @@ def codec_of(level: int) -> Codec:
     raise LookupError(f"no codec of level {level}; registered are {[(c.level, c.name) for c in codecs]}")
 
 
-def changes_section(
-    unit: int, old: OldValues, positions: I64, values: Bits, level: int = 0, context: bytes = b""
-) -> list[bytes]:
-    """Encode changes of one unit as section parts, choosing the full range when that is smaller; [] for no change.
+class Encoders:
+    """Makes sections of changes at one level; the codec's memory of one link lives here."""
 
-    Args:
-        unit: index in the link.
-        old: the unit at the base version.
-        positions: int64[n], strictly ascending element indices.
-        values: unsigned[n], the new elements.
-        level: of the codec.
-        context: what `Begin` tells the receiver's decoder.
-    """
-    if positions.size == 0:
-        return []
-    blocks: U8 = codec_of(level).encode(old, positions, values, context)
-    if blocks.size >= old.numel * values.itemsize:
-        whole = old.all().copy()
-        whole[positions] = values
-        return range_section(unit, 0, whole)
-    return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self._codec = codec_of(level)
+        self._encoder = self._codec.encoder()
+        self._fallback = codec_of(0).encoder()  # for dtypes that the codec does not know
+
+    def section(self, unit: int, old: OldValues, positions: I64, values: Bits) -> list[bytes]:
+        """Encode changes of one unit as section parts, or the full range when that is smaller; [] for no change.
+
+        Args:
+            unit: index in the link.
+            old: the unit at the base version.
+            positions: int64[n], strictly ascending element indices.
+            values: unsigned[n], the new elements.
+        """
+        if positions.size == 0:
+            return []
+        knows = self._codec.dtypes is None or old.dtype in self._codec.dtypes
+        blocks: U8 = (self._encoder if knows else self._fallback).encode(old, positions, values)
+        if blocks.size >= old.numel * values.itemsize:
+            whole = old.all().copy()
+            whole[positions] = values
+            return range_section(unit, 0, whole)
+        level = self.level if knows else 0
+        return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
+
+    def finish(self) -> None:
+        """The last unit of a sync was encoded."""
+        self._encoder.finish()
 
 
 def range_section(unit: int, first: int, values: Bits) -> list[bytes]:
@@ -125,13 +136,24 @@ def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]]) 
     return b"".join((header, _CHECKSUM.pack(checksum.intdigest()), body))
 
 
+def frame_size(header: bytes) -> int:
+    """Bytes of the frame that starts with `header` (at least `HEADER_BYTES`).
+
+    Raises:
+        CorruptFrameError: it is not the start of a frame of this format.
+    """
+    magic, version, *_, size = _HEADER.unpack_from(header)
+    if magic != MAGIC or version != FORMAT:
+        raise CorruptFrameError(f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version}")
+    return HEADER_BYTES + int(size)
+
+
 def unpack_frame(
     data: bytes,
     identity: Identity,
     index: int,
     table: UnitTable,
     old: Callable[[int], OldValues] | None = None,
-    context: bytes = b"",
 ) -> list[Section]:
     """Check and decode one frame.
 
@@ -141,7 +163,6 @@ def unpack_frame(
         index: position of the frame in its update, from 0.
         table: sizes of the units it may name.
         old: a unit at the base version; None where only ranges are expected.
-        context: what the sender gave its codec.
 
     Raises:
         CorruptFrameError: anything about it is wrong; the message says what was expected and found.
@@ -165,15 +186,13 @@ def unpack_frame(
             f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
             f"got frame {found_index} of run {run:x} from version {base} to {target}"
         )
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old, context))
+    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old))
     if len(sections) != count:
         raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
     return sections
 
 
-def _sections(
-    body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, context: bytes
-) -> Iterator[Section]:
+def _sections(body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None) -> Iterator[Section]:
     offset = 0
     while offset < len(body):
         if offset + SECTION_BYTES > len(body):
@@ -194,7 +213,7 @@ def _sections(
             yield Range(unit, first, payload.view(bits_dtype(width)))
         elif mode == _CHANGES and old is not None:
             try:
-                positions, values = codec_of(level).decode(payload, old(unit), context)
+                positions, values = codec_of(level).decode(payload, old(unit))
             except LookupError as error:
                 raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
             except ValueError as error:

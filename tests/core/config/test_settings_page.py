@@ -24,7 +24,7 @@ def settings(schema: Any = SlipstreamConfig) -> Iterator[tuple[str, str, str]]:
             continue
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         if get_origin(annotation) is Literal:
-            values = ", ".join(get_args(annotation))
+            values = ", ".join(map(str, get_args(annotation)))
         elif annotation is bool:
             values = "true, false"
         else:

@@ -236,7 +236,7 @@ def test_a_refused_worker_goes_back_to_work():
 
     def engine():
         try:
-            pair.subscribers[0].sync(end, 10)
+            pair.subscribers[0].sync([end], 10)
         except SyncError as error:
             errors.append(str(error))
 

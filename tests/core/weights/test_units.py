@@ -12,13 +12,18 @@ from slipstream.core.weights.held import HeldUnit
 from slipstream.core.weights.layout import Piece, TensorLayout
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
-from slipstream.core.weights.units import SMALL, link_units
+from slipstream.core.weights.trainer_shards import whole_tensors
+from slipstream.core.weights.units import SMALL, Link, link_units
 from slipstream.triton_kernels import Box
 
 
 def recorded(engine, weights):
     specs = tuple(TensorSpec.of(name, tensor) for name, tensor in weights.items())
     return specs, record_layout(engine.load_weights, specs)
+
+
+def whole_link(specs, layouts) -> Link:
+    return link_units(specs, layouts, whole_tensors(specs, run=1).senders, rank=0)
 
 
 def snapshot_of(weights, dtype):
@@ -34,8 +39,8 @@ def test_both_ends_see_the_same_elements_in_the_same_order(rank, size):
     engine = ToyEngine(rank, size)
     specs, layout = recorded(engine, weights)
     engine.load_weights(weights.items())
-    link = link_units(specs, layout.tensors)
-    sender = SendingLink(link, snapshot_of(weights, torch.bfloat16), level=0)
+    link = whole_link(specs, layout.tensors)
+    sender = SendingLink(link, snapshot_of(weights, torch.bfloat16).bits, level=0)
     held = 0
     for index, (unit, fingerprint) in enumerate(zip(link.units, sender.expected(whole=True), strict=True)):
         if unit.by_loader:
@@ -61,7 +66,7 @@ def test_small_parts_share_units_by_dtype_and_large_ones_do_not():
         )
         for i, s in enumerate(specs)
     ]
-    units = link_units(specs, layouts).units
+    units = whole_link(specs, layouts).units
     assert [[specs[t].name for t in unit.tensors] for unit in units] == [["a", "b", "c", "last"], ["big"], ["d"]]
     assert [unit.numel for unit in units] == [100 + SMALL - 200 + 99 + 3, SMALL, 500]
     assert [unit.dtype for unit in units] == ["bfloat16", "bfloat16", "float32"]
@@ -70,7 +75,7 @@ def test_small_parts_share_units_by_dtype_and_large_ones_do_not():
 def test_a_full_unit_is_closed():
     specs = [TensorSpec(str(i), (SMALL // 2,), "bfloat16") for i in range(5)]
     layouts = [TensorLayout(s.name, "bfloat16", "mapped", (Piece.of(0, Box.identity(s.numel)),)) for s in specs]
-    assert [unit.tensors for unit in link_units(specs, layouts).units] == [(0, 1), (2, 3), (4,)]
+    assert [unit.tensors for unit in whole_link(specs, layouts).units] == [(0, 1), (2, 3), (4,)]
 
 
 def test_a_part_that_a_worker_holds_twice_travels_once():
@@ -79,7 +84,7 @@ def test_a_part_that_a_worker_holds_twice_travels_once():
     tight = Box(4, 0, (6, 4), (8, 1), (4, 1))
     padded = Box(4, 100, (6, 4), (8, 1), (16, 1))
     layout = TensorLayout("tied", "float32", "mapped", (Piece.of(0, tight), Piece.of(1, padded)))
-    link = link_units([spec], [layout])
+    link = whole_link([spec], [layout])
     (unit,) = link.units
     assert (unit.numel, len(unit.pieces), link.sources[0].copies) == (24, 2, 2)
     storages = [torch.arange(24, dtype=torch.int32), torch.zeros(300, dtype=torch.int32)]
@@ -88,7 +93,7 @@ def test_a_part_that_a_worker_holds_twice_travels_once():
     whole = torch.zeros(6, 8)
     whole.view(torch.int32)[:, 4:] = storages[0].view(6, 4)
     snapshot.store(0, whole)
-    assert HeldUnit(unit, storages).fingerprint() == SendingLink(link, snapshot, 0).expected(whole=True)[0]
+    assert HeldUnit(unit, storages).fingerprint() == SendingLink(link, snapshot.bits, 0).expected(whole=True)[0]
 
 
 def test_a_worker_is_sent_its_own_shard_only():
