@@ -18,7 +18,10 @@ from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
 # A stuck run: it ignores the polite signal, and so does what it started in a session of its own.
 STUCK = """
 import os, signal, subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=8)
+open("memory", "w").write(memory.name)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], start_new_session=True)
 open("pids", "w").write(f"{os.getpid()} {child.pid}\\n")
 time.sleep(120)
@@ -78,6 +81,7 @@ def test_a_signal_ends_both_runs_and_what_they_started(tmp_path: Path, number: s
     assert "Traceback" not in errors
     assert "stopping both runs" in output
     assert list(temporary.glob("slip-ray-*")) == []
+    assert not [name for name in "ab" if Path("/dev/shm", (tmp_path / name / "memory").read_text()).exists()]
     assert not [pid for file in files for pid in file.read_text().split() if running(int(pid))]
 
 
