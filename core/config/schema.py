@@ -60,7 +60,8 @@ class SlipstreamConfig:
     """How trained weights reach the rollout engines."""
 
     events: str | None = None
-    """Path of the event log that every process of the run appends to, or None for no log."""
+    """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it
+    absolute where the run is started; missing folders are made."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from .conftest import ROOT, SOURCE_TOPS, Layout, tree_files
 
@@ -93,6 +94,20 @@ def test_base_install_is_light_and_unpinned(requirements: list[Requirement]) -> 
     base = [requirement for requirement in requirements if "extra" not in str(requirement.marker)]
     assert {requirement.name for requirement in base} & HEAVY == set()
     assert [str(requirement) for requirement in base if requirement.specifier] == []
+
+
+def test_the_readme_installs_nothing_that_no_index_has() -> None:
+    for file in (ROOT / "README.md", ROOT / "core/config/node.py"):
+        assert "install slipstream-rl" not in file.read_text(), file.name
+
+
+def test_the_seam_tables_and_the_extras_name_the_same_lowest_version(pyproject: dict[str, Any]) -> None:
+    from slipstream.plugins.verl.seams import seam_table
+
+    (extra,) = (each for each in pyproject["project"]["optional-dependencies"]["verl"] if each.startswith("verl"))
+    table = seam_table()
+    assert Requirement(extra).specifier == SpecifierSet(table.versions)
+    assert all(version in Requirement(extra).specifier for version in table.tested)
 
 
 def test_lock_covers_the_requirements(pyproject: dict[str, Any]) -> None:

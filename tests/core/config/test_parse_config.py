@@ -84,7 +84,7 @@ def test_an_error_names_the_full_path_what_was_expected_and_what_was_found(node,
 def test_a_plain_string_is_explained_as_a_plugin_that_hydra_did_not_discover():
     with pytest.raises(ConfigError) as raised:
         parse_config("sync")
-    for part in ("plain string 'sync'", "did not discover", "pip install slipstream-rl", "editable_mode=strict"):
+    for part in ("plain string 'sync'", "did not discover", "`pip install .`", "editable_mode=strict"):
         assert part in str(raised.value)
 
 
