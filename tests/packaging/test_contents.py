@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -101,13 +102,13 @@ def test_the_readme_installs_nothing_that_no_index_has() -> None:
         assert "install slipstream-rl" not in file.read_text(), file.name
 
 
-def test_the_seam_tables_and_the_extras_name_the_same_lowest_version(pyproject: dict[str, Any]) -> None:
-    from slipstream.plugins.verl.seams import seam_table
-
-    (extra,) = (each for each in pyproject["project"]["optional-dependencies"]["verl"] if each.startswith("verl"))
-    table = seam_table()
-    assert Requirement(extra).specifier == SpecifierSet(table.versions)
-    assert all(version in Requirement(extra).specifier for version in table.tested)
+@pytest.mark.parametrize("name", ["verl", "vllm"])
+def test_the_seam_tables_and_the_extras_name_the_same_lowest_version(name: str, pyproject: dict[str, Any]) -> None:
+    table = importlib.import_module(f"slipstream.plugins.{name}.seams").seam_table()
+    (extra,) = (each for each in pyproject["project"]["optional-dependencies"][name] if each.startswith(name))
+    accepted, tested = Requirement(extra).specifier, SpecifierSet(table.versions)
+    assert set(accepted) <= set(tested), "the table may also say up to where it was tried"
+    assert all(version in accepted and version in tested for version in table.tested)
 
 
 def test_lock_covers_the_requirements(pyproject: dict[str, Any]) -> None:
