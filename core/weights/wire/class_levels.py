@@ -27,8 +27,8 @@ EXPONENTS: dict[str, Exponent] = {
 class ClassEncoder:
     """Encodes the units of one link, sync after sync.
 
-    A map is fitted on the first unit that has none, and again, on all units of one sync, when the coded size has
-    outgrown what the map predicts: a fitted map stays good for many syncs.
+    A map is fitted on all units of one sync, in the first one and again when the coded size has outgrown what the map
+    predicts; a fitted map stays good for many syncs. During such a sync every unit has a map of its own.
     """
 
     def __init__(self, most: int = MAX_CLASSES) -> None:
@@ -44,8 +44,7 @@ class ClassEncoder:
         if class_map is None or kept.measuring:
             measured = Histogram.measure(before, positions, values, exponent, stride_of(positions.size))
             kept.histogram = measured if kept.histogram is None else kept.histogram + measured
-            if class_map is None:
-                class_map = ClassMap.fit(measured, self._most)
+            class_map = ClassMap.fit(measured, self._most)
         blocks = encode_part(before, positions, values, class_map, exponent)
         kept.count(blocks.size, old.numel, positions.size)
         return np.concatenate((np.frombuffer(class_map.to_bytes(), np.uint8), blocks))
