@@ -14,6 +14,7 @@ from ..box import Box
 from ..fingerprint.cpu import box_arrays, mix
 from ..fingerprint.reference import MODULUS
 from ..jit import jit
+from ..prefetch import AHEAD, prefetch
 from ..threads import run, split
 from .applied import Applied, order_error
 
@@ -137,12 +138,13 @@ def write_run(
 ) -> Any:
     """`write_hits` for a box that only shifts: all of [start, stop) lie in it, at positions + shift.
 
-    One plain loop: nothing depends on the element before, so the processor overlaps the cache misses by itself; the
-    batches of `write_hits` cost 1.5 ns a change more at 5 %.
+    One plain loop with the misses asked for ahead.
     """
     delta = np.uint64(0)
     part, new, old = positions[start:stop], values[start:stop], old_values[at:]
+    last = part.size - 1
     for n in range(part.size):
+        prefetch(storage, part[min(n + AHEAD, last)] + shift)
         place = part[n] + shift
         before = storage[place]
         old[n] = before
