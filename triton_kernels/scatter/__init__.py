@@ -69,8 +69,8 @@ def undo(storage: Tensor, applied: Applied) -> None:
     box = check_storage(storage, Box.identity(storage.numel()))
     if applied.old_values.dtype != storage.dtype:
         raise TypeError(f"expected a storage of {applied.old_values.dtype}, got {storage.dtype}; pass the one written")
-    on_gpu(storage, applied.index, applied.old_values)
-    if applied.index.numel() == 0:
+    on_gpu(storage, applied.places, applied.old_values)
+    if applied.places.numel() == 0:
         return
     index = applied.dst_index
     end = int(index.max()) + 1

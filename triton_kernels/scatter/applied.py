@@ -11,14 +11,14 @@ class Applied(NamedTuple):
     """What `scatter_changes` wrote, in the order of the positions, on the device of the storage.
 
     Attributes:
-        index: int64[m], flat storage indices written less `shift`, each once. Where the box only shifts, a view of the
+        places: int64[m], flat storage indices written less `shift`, each once. Where the box only shifts, a view of the
             positions that were passed in: do not write to them while the record is in use.
         old_values: bits[m], what stood there.
         fingerprint_delta: in [0, 2**64): fingerprint of the box afterwards = (before + this) mod 2**64.
-        shift: see `index`.
+        shift: see `places`.
     """
 
-    index: Tensor
+    places: Tensor
     old_values: Tensor
     fingerprint_delta: int
     shift: int = 0
@@ -26,7 +26,7 @@ class Applied(NamedTuple):
     @property
     def dst_index(self) -> Tensor:
         """int64[m], flat storage indices written."""
-        return self.index + self.shift if self.shift else self.index
+        return self.places + self.shift if self.shift else self.places
 
 
 def order_error() -> ValueError:

@@ -157,7 +157,7 @@ def scan(data: Any, numel: int, width: int) -> tuple[int, Any, Any]:
 
 
 @jit
-def as_words(data: Any, words: Any) -> int:
+def as_words(data: Any, words: Any) -> Any:
     """Copy bytes into uint64 words, the rest of the last one zeros; return how many words they fill."""
     count = (data.size + 7) // 8
     if count:
