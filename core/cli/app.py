@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -95,3 +96,14 @@ def demo(
     from slipstream.core.cli import demo as command
 
     raise typer.Exit(command.run(framework, model or None, arguments or []))
+
+
+@app.command("inspect")
+def inspect_frames(
+    file: Annotated[Path, typer.Argument(help="A frame, or a file of frames.", exists=True, dir_okay=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in captured weight-sync frames; exit status 1 when a checksum is wrong."""
+    from slipstream.core.cli import inspect as command
+
+    raise typer.Exit(command.run(file, as_json=as_json))
