@@ -164,18 +164,6 @@ def pack_frame(identity: Identity, index: int, sections: Iterable[list[bytes]]) 
     return b"".join((header, _CHECKSUM.pack(checksum.intdigest()), body))
 
 
-def frame_size(header: bytes) -> int:
-    """Bytes of the frame that starts with `header` (at least `HEADER_BYTES`).
-
-    Raises:
-        CorruptFrameError: it is not the start of a frame of this format.
-    """
-    magic, version, *_, size = _HEADER.unpack_from(header)
-    if magic != MAGIC or version != FORMAT:
-        raise CorruptFrameError(f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version}")
-    return HEADER_BYTES + int(size)
-
-
 def unpack_frame(
     data: bytes,
     identity: Identity,
