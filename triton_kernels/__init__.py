@@ -10,6 +10,7 @@ from .bits import as_bits, as_unsigned_numpy
 from .box import Box, normalise
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
+from .gather import gather
 from .restrict import restrict
 from .scatter import Applied, scatter_changes, undo
 
@@ -21,6 +22,7 @@ __all__ = [
     "change_fingerprint",
     "extract_changes",
     "fingerprint",
+    "gather",
     "normalise",
     "restrict",
     "scatter_changes",

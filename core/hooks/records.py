@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.config import SlipstreamConfig
 from slipstream.core.seams import SeamTable
 
 
@@ -108,3 +109,8 @@ class Framework:
     hydra_config: str | None = None
     """The framework's primary Hydra config as ``"package:name"``, for example ``"verl.trainer.config:ppo_trainer"``;
     ``slipstream config`` composes it. None when the framework does not use Hydra."""
+
+    check_config: Callable[[Any, SlipstreamConfig], None] | None = None
+    """What the framework's run checks before it starts, for ``slipstream config`` to check as well: called with the
+    whole composed config and its parsed ``slipstream`` node, raises ``ConfigError`` for what the run would refuse; must
+    not import the framework. None when the adapter refuses nothing."""

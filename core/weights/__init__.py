@@ -1,4 +1,14 @@
-"""Weight sync: only what changed travels from trainer to engine, in place, acknowledged by fingerprint."""
+"""Weight sync: only what changed travels from trainer to engine, in place, acknowledged by fingerprint.
+
+Where to look:
+
+- trainer: `publisher` (stage, deliver), `snapshot` (the base), `sending` (one layout: what to send, what to expect),
+  `level` (codec by measured bandwidth), `delivery` (one exchange), `trainer_shards` (who holds what);
+- engine worker: `subscriber` (state), `feed` (one trainer rank), `recorder` and `layout` (where tensors live),
+  `transaction` (write, undo), `held` (read), `assembly` (whole tensors);
+- both: `units` (what is addressed), `plan/` (who sends what to whom), `wire/` (frames and codecs), `messages`,
+  `channel`, `transports/`; `chain/` is the same as files, without a connection.
+"""
 
 from slipstream.core.weights.channel import InProcessHub, PublisherChannel, SubscriberChannel
 from slipstream.core.weights.engine import Engine

@@ -67,6 +67,7 @@ class Peer:
     hello: Hello
     talk: Conversation
     layout: WorkerLayout | None = None
+    applied: Applied | None = None
 
 
 class Delivery:
@@ -78,6 +79,8 @@ class Delivery:
         self._timeout = timeout
         self._sender = sender
         self.peers: dict[bytes, Peer] = {}
+        self.sent: dict[tuple[str, bool], int] = {}
+        """Bytes of frames that each worker of a group was sent; see `groups`."""
 
     def handshake(
         self, workers: int, known: dict[str, WorkerLayout], units_of: Callable[[WorkerLayout], tuple[WireUnit, ...]]
@@ -138,6 +141,7 @@ class Delivery:
         """
         for peer, message in self._collect(Applied, set(self.peers)):
             assert peer.layout is not None
+            peer.applied = message
             want = np.array(expected[peer.layout.digest], "<u8")
             got = np.frombuffer(message.fingerprints, "<u8")
             wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))

@@ -31,6 +31,8 @@ class Feed:
         """What it announced, once it has."""
         self.units: tuple[WireUnit, ...] = ()
         """What it addresses this worker in."""
+        self.waited = 0.0
+        """Seconds spent waiting for its frames."""
         self.first = 0
         """Number of the first of them among the units of all feeds."""
 
@@ -57,7 +59,9 @@ class Feed:
 
     def frame(self, timeout: float) -> bytes:
         """Next frame; errors as in `receive`."""
+        start = time.perf_counter()
         found = self._next(timeout, frame=True)
+        self.waited += time.perf_counter() - start
         assert isinstance(found, bytes)
         return found
 

@@ -84,6 +84,10 @@ class Applied(msgspec.Struct, tag=True, frozen=True):
 
     fingerprints: bytes
     """uint64[units], little-endian: one fingerprint a unit, 0 for one that the engine's own loader takes."""
+    wait_seconds: float
+    """How long the worker waited for frames of this publisher."""
+    work_seconds: float
+    """How long it took over decoding and writing them, in all."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

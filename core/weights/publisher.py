@@ -79,6 +79,9 @@ class Publisher:
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
         update = Update(self._attempts, self._table, seed, audit=audit)
+        if not seed:
+            for link in self._links.values():
+                link.begin(len(self._layouts))
         specs: list[TensorSpec] = []
         held = self._shards.held()
         failure: Exception | None = None
@@ -153,6 +156,11 @@ class Publisher:
                 {digest: link.expected(update.seed) for digest, link in used.items()},
                 {digest: link.units for digest, link in used.items()},
             )
+            for (digest, is_seed), group in delivery.groups(seeded).items():
+                for address in group:
+                    timing = delivery.peers[address].applied
+                    assert timing is not None
+                    used[digest].observe(delivery.sent[digest, is_seed], timing, is_seed)
         except BaseException as error:
             try:
                 reseed = isinstance(error, LayoutChangedError)
@@ -171,6 +179,7 @@ class Publisher:
         except BaseException as error:
             self._give_up(update, delivery, str(error))
             raise
+        level = max((link.level for link in used.values()), default=0)
         base = self._acked
         self._snapshot.commit()
         self._acked, self._links = update.target, used
@@ -193,6 +202,7 @@ class Publisher:
             tensors=len(update.table.specs),
             workers=workers,
             seeded_workers=len(seeded),
+            level=level,
             unverified_tensors=update.table.kinds.count("loader"),
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
@@ -300,7 +310,9 @@ class Publisher:
             base = None if is_seed else self._acked
             chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
             begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
-            sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            size = delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            delivery.sent[digest, is_seed] = size // len(group)
+            sent += size
         return sent
 
     def _seed_chunks(self, link: SendingLink) -> list[Chunk]:

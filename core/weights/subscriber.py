@@ -151,11 +151,14 @@ class Subscriber:
         assert layout is not None, "Begin came before any Table"
         units = [unit for feed in feeds for unit in feed.units]
         transaction = Transaction(layout, units, self._engine)
+        start = time.perf_counter()
         try:
             self._write(feeds, transaction, layout, timeout)
+            worked = time.perf_counter() - start - sum(feed.waited for feed in feeds)
             fingerprints = {feed.begin.sender: self._fingerprints_of(feed, transaction, layout) for feed in feeds}
             for feed in feeds:
-                feed.send(Applied(np.array(fingerprints[feed.begin.sender], "<u8").tobytes()))
+                told = np.array(fingerprints[feed.begin.sender], "<u8").tobytes()
+                feed.send(Applied(told, feed.waited, worked))
             committed, audit = self._await_commit(feeds, timeout)
         except BaseException as error:
             self._undo(transaction)

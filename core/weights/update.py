@@ -15,7 +15,8 @@ class PublisherSettings:
 
     timeout: float = 300.0
     """Seconds to wait for each message of a worker."""
-    level: int = 0
+    level: int | None = None
+    """Codec level; None chooses one for each link and update."""
     chunk_bytes: int = 64 << 20
     audit_every: int = 0
     verify_every: int = 16
@@ -59,6 +60,8 @@ class SyncReport:
     tensors: int
     workers: int
     seeded_workers: int
+    level: int
+    """Codec level of the delta; the highest, when links differ."""
     unverified_tensors: int
     """Tensors that the engine's own loader transforms: no fingerprint covers them, only an audit does."""
     audit_seconds: float = 0.0

@@ -37,7 +37,7 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
     sync = config.weight_sync
     return PublisherSettings(
         timeout=sync.timeout_seconds,
-        level=sync.level,
+        level=None if sync.level == "auto" else sync.level,
         chunk_bytes=sync.chunk_megabytes << 20,
         audit_every=sync.audit_every,
         verify_every=sync.verify_every,
@@ -221,7 +221,7 @@ def together(reports: Sequence[SyncReport]) -> SyncReport:
 
 
 _ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
-_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers")
+_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "level")
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -236,6 +236,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),
         "seeded_workers": report.seeded_workers,
+        "level": report.level,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
 

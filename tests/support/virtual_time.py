@@ -44,6 +44,8 @@ class VirtualTime:
         """Stands in for `time.monotonic`."""
         return self.now
 
+    perf_counter = monotonic
+
     def run(self, parties: Mapping[str, Callable[[], Any]], wall_seconds: float = 60.0) -> dict[str, Outcome]:
         """Run all parties to their end; `wall_seconds` is real time."""
         self._tasks = [_Task() for _ in parties]

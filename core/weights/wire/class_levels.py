@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.weights.wire.class_map import ClassMap, Prediction
-from slipstream.core.weights.wire.histogram import Histogram, stride_of
+from slipstream.core.weights.wire.histogram import SAMPLE, Histogram, stride_of
 from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 from slipstream.triton_kernels.class_codec import BF16, FP8, FP16, FP32, MAX_CLASSES, CorruptBlockError, Exponent
 from slipstream.triton_kernels.class_codec import decode as decode_part
@@ -22,13 +22,16 @@ EXPONENTS: dict[str, Exponent] = {
     "float8_e5m2": FP8,
 }
 """Where the exponent of a dtype is; other dtypes have none and travel at level 0."""
+FAR_OFF = 1.15
+"""Coded over predicted size from which the rest of the same sync is fitted anew."""
 
 
 class ClassEncoder:
     """Encodes the units of one link, sync after sync.
 
-    A map is fitted on the first unit that has none, and again, on all units of one sync, when the coded size has
-    outgrown what the map predicts: a fitted map stays good for many syncs.
+    A map is fitted on all units of one sync, in the first one and again when the coded size has outgrown what the map
+    predicts; a fitted map stays good for many syncs. During such a sync every unit has a map of its own, and when the
+    size is far off, such a sync begins at the next unit.
     """
 
     def __init__(self, most: int = MAX_CLASSES) -> None:
@@ -44,8 +47,7 @@ class ClassEncoder:
         if class_map is None or kept.measuring:
             measured = Histogram.measure(before, positions, values, exponent, stride_of(positions.size))
             kept.histogram = measured if kept.histogram is None else kept.histogram + measured
-            if class_map is None:
-                class_map = ClassMap.fit(measured, self._most)
+            class_map = ClassMap.fit(measured, self._most)
         blocks = encode_part(before, positions, values, class_map, exponent)
         kept.count(blocks.size, old.numel, positions.size)
         return np.concatenate((np.frombuffer(class_map.to_bytes(), np.uint8), blocks))
@@ -70,6 +72,10 @@ class _Kept:
         self._coded += coded
         self._elements += elements
         self._changes += changes
+        if self._predicted is not None and self._changes >= SAMPLE:
+            # Far off, as in the second sync of a run from a checkpoint: the units that follow need not wait for a fit.
+            expected = self._predicted.size(self._elements, self._changes)
+            self.measuring |= self._coded > FAR_OFF * expected
 
     def finish(self, most: int) -> None:
         if self.histogram is not None:
