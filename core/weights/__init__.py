@@ -20,12 +20,13 @@ from slipstream.core.weights.errors import (
     SyncTimeoutError,
 )
 from slipstream.core.weights.layout import LayoutMap
-from slipstream.core.weights.publisher import Publisher, PublisherSettings, SyncReport, Update
+from slipstream.core.weights.publisher import Publisher
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.subscriber import Subscriber
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards
 from slipstream.core.weights.transports.zeromq import ZmqPublisherChannel, ZmqSubscriberChannel
+from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
 
 __all__ = [
     "AuditMismatchError",

@@ -1,6 +1,7 @@
 """The wire format: frames of checkpoint-tensor changes."""
 
 from slipstream.core.weights.wire.frame import (
+    MAGIC,
     NO_BASE,
     Changes,
     CorruptFrameError,
@@ -17,6 +18,7 @@ from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 
 __all__ = [
     "I64",
+    "MAGIC",
     "NO_BASE",
     "Bits",
     "Changes",
