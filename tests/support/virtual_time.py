@@ -41,8 +41,10 @@ class VirtualTime:
         self._finished = threading.Event()
 
     def monotonic(self) -> float:
-        """Stands in for `time.monotonic`."""
+        """Stands in for `time.monotonic` and `time.perf_counter`."""
         return self.now
+
+    perf_counter = monotonic
 
     def run(self, parties: Mapping[str, Callable[[], Any]], wall_seconds: float = 60.0) -> dict[str, Outcome]:
         """Run all parties to their end; `wall_seconds` is real time."""

@@ -84,7 +84,9 @@ def test_an_acknowledgement_of_an_earlier_sync_is_not_taken_for_this_one():
     update = publisher.stage(checkpoint().items())
     known = {"w": object()}
     hello = encode(Hello("w", None, None, update.table.digest), 7)
-    channel = Scripted(encode(Applied(b"old"), 6), hello, encode(Done(1), 6), encode(Failed("old", ""), 6), peer=b"w")
+    channel = Scripted(
+        encode(Applied(b"old", 0.0, 0.0), 6), hello, encode(Done(1), 6), encode(Failed("old", ""), 6), peer=b"w"
+    )
     delivery = Delivery(channel, update.table, 1.0, 0)
     delivery.handshake(1, known, lambda layout: ())
     assert delivery.peers[b"w"].talk.state is State.GREETED
