@@ -53,7 +53,7 @@ class Capturing:
             if peer in self._open:
                 self._open[peer][2].append(data)
         else:
-            message = decode(data)
+            message, _ = decode(data)
             if isinstance(message, Table):
                 self._specs = message.specs
             elif isinstance(message, Units):
