@@ -151,6 +151,7 @@ class Stream:
 
     def _script(self, changes: Sequence[TensorChanges], level: int) -> _Script:
         link = self.link(level)
+        link.begin(1)
         for index, change in enumerate(changes):
             link.stage(index, change)
         link.finish()

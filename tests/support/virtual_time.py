@@ -41,7 +41,7 @@ class VirtualTime:
         self._finished = threading.Event()
 
     def monotonic(self) -> float:
-        """Stands in for `time.monotonic`."""
+        """Stands in for `time.monotonic` and `time.perf_counter`."""
         return self.now
 
     perf_counter = monotonic
