@@ -1,0 +1,156 @@
+"""Bits and classes on a GPU: what the kernels of encoder and decoder share."""
+
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from ..kernel import kernel
+from . import planes
+
+TRUNCATED = tl.constexpr(planes.TRUNCATED)
+TRAILING = tl.constexpr(planes.TRAILING)
+CLASSES = tl.constexpr(planes.CLASSES)
+COUNT = tl.constexpr(planes.COUNT)
+VECTOR = tl.constexpr(planes.VECTOR)
+WIDE = tl.constexpr(planes.WIDE)
+TYPE = tl.constexpr(planes.TYPE)
+VARINT = tl.constexpr(planes.VARINT)
+
+STEPS, VALUES, COPY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Modes of a block."""
+
+
+@kernel()
+def report(error: tl.tensor, code: tl.tensor) -> None:
+    """error = max(error, largest code of the lanes); 0 is none."""
+    worst = tl.max(code.to(tl.int32), 0)
+    if worst > 0:
+        tl.atomic_max(error, worst)
+
+
+@kernel()
+def low_width(n: tl.tensor, listed: tl.tensor) -> Any:
+    """Low bits of a gap in a bit vector of n < 2**24 bits, int64 (`reference.BitVector.low`)."""
+    scaled, limit = 266 * listed, 64 * (2 * n - listed)
+    low = listed * 0
+    for _ in range(24):
+        low += ((scaled > 0) & (scaled <= limit)).to(tl.int64)
+        scaled = scaled * 2
+    return low
+
+
+@kernel()
+def load_bits(
+    data: tl.tensor, at: tl.tensor, width: tl.tensor, stop: tl.tensor, live: tl.tensor, most: tl.constexpr
+) -> Any:
+    """The `width` (at most 8 * most - 7) bits from bit `at` of `data` on, int64; zeros from byte `stop` on."""
+    first = at >> 3
+    found = at * 0
+    for i in tl.static_range(most):
+        inside = live & (first + i < stop) & ((at & 7) + width > 8 * i)
+        found |= tl.load(data + first + i, mask=inside, other=0).to(tl.int64) << (8 * i)
+    return (found >> (at & 7)) & (((at * 0 + 1) << width) - 1)
+
+
+@kernel()
+def store_bits(words: tl.tensor, at: tl.tensor, value: tl.tensor, width: tl.tensor, live: tl.tensor) -> None:
+    """Set the `width` (at most 32) zero bits from bit `at` of int32 words on to `value`; neighbours stay as they are."""
+    shift = at & 31
+    kept = value << shift
+    here = live & (width > 0)
+    tl.atomic_or(words + (at >> 5), kept.to(tl.int32), mask=here, sem="relaxed")
+    tl.atomic_or(words + (at >> 5) + 1, (kept >> 32).to(tl.int32), mask=here & (shift + width > 32), sem="relaxed")
+
+
+@kernel()
+def unsigned(bits: tl.tensor, word: tl.constexpr) -> Any:
+    """Elements as the int64 of the same unsigned value."""
+    return bits.to(tl.int64) & ((1 << word) - 1)
+
+
+@kernel()
+def monotone(bits: tl.tensor, word: tl.constexpr) -> Any:
+    """`reference.monotone` of unsigned bits, int64."""
+    negative = bits >> (word - 1)
+    return (bits ^ -negative) + (negative << (word - 1))
+
+
+@kernel()
+def bit_length(number: tl.tensor) -> Any:
+    """Bits of numbers in 0..2**32 - 1, 0 for 0; int64."""
+    length = number * 0
+    for step in tl.static_range(5):
+        width = 16 >> step
+        more = (number >> width) > 0
+        length += tl.where(more, width, 0)
+        number = tl.where(more, number >> width, number)
+    return length + (number > 0).to(tl.int64)
+
+
+@kernel()
+def varint_size(number: tl.tensor) -> Any:
+    """Bytes of a varint below 2**28; int64."""
+    one = (number * 0 + 1).to(tl.int64)
+    return one + (number >= 1 << 7).to(tl.int64) + (number >= 1 << 14).to(tl.int64) + (number >= 1 << 21).to(tl.int64)
+
+
+@kernel()
+def store_varint(words: tl.tensor, at: tl.tensor, number: tl.tensor, live: tl.tensor) -> Any:
+    """Write varints at byte `at` of zeroed int32 words; returns the bytes behind them."""
+    size = varint_size(number)
+    value = at * 0
+    for i in tl.static_range(4):
+        byte = (number >> (7 * i)) & 127
+        byte = tl.where(size > i + 1, byte | 128, byte)
+        value |= tl.where(size > i, byte, 0) << (8 * i)
+    store_bits(words, 8 * at, value, 8 * size, live)
+    return tl.where(live, at + size, at)
+
+
+@kernel()
+def load_varint(data: tl.tensor, at: tl.tensor, stop: tl.tensor, live: tl.tensor) -> Any:
+    """Read a varint of each live lane at byte `at`: (number, byte behind it, error or 0)."""
+    number, going, error = at * 0, live, at * 0
+    for i in tl.static_range(4):
+        here = going & (at < stop)
+        error = tl.where(going & (at >= stop), TRUNCATED, error)
+        byte = tl.load(data + at, mask=here, other=0).to(tl.int64)
+        number |= (byte & 127) << (7 * i)
+        at += here.to(tl.int64)
+        going = here & (byte >= 128)
+        if i > 0:
+            error = tl.where(here & (byte == 0), VARINT, error)
+    return number, at, tl.where(going, VARINT, error)
+
+
+@kernel()
+def class_of(bits: tl.tensor, shift: tl.tensor, field: tl.tensor, edges: tl.tensor, classes: tl.constexpr) -> Any:
+    """Class of each element, int32: the number of edges (a byte each of `edges`) below its exponent byte."""
+    byte = (bits.to(tl.int32) >> shift) & field
+    found = byte * 0
+    for c in tl.static_range(classes - 1):
+        found += (byte > ((edges >> (8 * c)) & 255).to(tl.int32)).to(tl.int32)
+    return found
+
+
+@kernel()
+def rank_in_class(c: tl.tensor, counted: tl.tensor, low: tl.tensor, high: tl.tensor, classes: tl.constexpr) -> Any:
+    """Rank of each counted lane among those of its class, int32, and the counts behind the tile.
+
+    low, high: counts so far of classes 0..3 and 4..7, 16 bits each in one int64; below 2**15.
+    """
+    shift = (16 * (c & 3)).to(tl.int64)
+    one = counted.to(tl.int64) << shift
+    if classes > 4:
+        first = tl.where(c < 4, one, 0)
+        second = one - first
+        rank = tl.where(c < 4, low + tl.cumsum(first, 0), high + tl.cumsum(second, 0)) - one
+        high += tl.sum(second, 0)
+        low += tl.sum(first, 0)
+    else:
+        rank = low + tl.cumsum(one, 0) - one
+        low += tl.sum(one, 0)
+    return ((rank >> shift) & 0xFFFF).to(tl.int32), low, high
