@@ -1,7 +1,7 @@
 """Classes and ranks of all elements on a GPU: the kernels that read the old weights densely.
 
 A block is cut into chunks, one program each: programs of a chunk know how many elements of each class lie before it in
-the block, so that blocks need not be walked in order. Counts inside a chunk fit 16 bits, four classes an int64.
+the block, so that blocks need not be walked in order.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -12,7 +12,7 @@ from typing import Any
 import triton.language as tl
 
 from ..kernel import kernel
-from .planes_gpu import class_of, rank_in_class
+from .planes_gpu import class_of, rank_flags, rank_in_class, split_counts, square, unpack_counts
 
 CHUNK = 8192  # elements a program reads; below 2**15
 TILE = 1024  # elements it holds at a time: 4 for each of 256 threads
@@ -20,22 +20,15 @@ WARPS = 8
 
 
 @kernel()
-def load_tile(old: tl.tensor, at: tl.tensor, n: tl.tensor, tail: tl.constexpr) -> Any:
-    """Elements and which of them exist; without a mask, hence in wide loads, unless `tail`."""
+def load_tile(old: tl.tensor, place: tl.tensor, room: tl.tensor, tail: tl.constexpr) -> Any:
+    """Elements and which of them exist, below `room`; without a mask, hence in wide loads, unless `tail`."""
     if tail:
-        live = at < n
-        bits = tl.load(old + at, mask=live, other=0)
+        live = place < room
+        bits = tl.load(old + place, mask=live, other=0)
     else:
-        live = at >= 0
-        bits = tl.load(old + at)
+        live = place >= 0
+        bits = tl.load(old + place)
     return bits, live
-
-
-@kernel()
-def unpack_counts(low: tl.tensor, high: tl.tensor) -> Any:
-    """int32[8] counts out of two int64 that hold four each."""
-    c = tl.arange(0, 8)
-    return ((tl.where(c < 4, low, high) >> (16 * (c & 3)).to(tl.int64)) & 0xFFFF).to(tl.int32)
 
 
 @kernel("n", "shift", "field", "edges")
@@ -62,17 +55,14 @@ def class_histogram_kernel(
     program = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = block_size // chunk
     base = tl.load(index + program // parts) * block_size + (program % parts) * chunk
-    low, high = tl.zeros([tile], tl.int64), tl.zeros([tile], tl.int64)
+    room = tl.minimum(tl.maximum(n - base, 0), chunk).to(tl.int32)
+    seen = square(0, tile).to(tl.int64) * 0  # 8 bits a class and lane: below 256 tiles
     for start in range(0, chunk, tile):
-        bits, live = load_tile(old, base + start + tl.arange(0, tile), n, tail)
-        c = class_of(bits, shift, field, edges, classes)
-        one = live.to(tl.int64) << (16 * (c & 3)).to(tl.int64)
-        if classes > 4:
-            low += tl.where(c < 4, one, 0)
-            high += tl.where(c < 4, 0, one)
-        else:
-            low += one
-    tl.store(counts + program * 8 + tl.arange(0, 8), unpack_counts(tl.sum(low, 0), tl.sum(high, 0)))
+        bits, live = load_tile(old + base, square(start, tile), room, tail)
+        seen += live.to(tl.int64) << (8 * class_of(bits, shift, field, edges, classes)).to(tl.int64)
+    even, odd = split_counts(seen)
+    even, odd = tl.sum(tl.sum(even, 1), 0), tl.sum(tl.sum(odd, 1), 0)
+    tl.store(counts + program * 8 + tl.arange(0, 8), unpack_counts(even, odd))
 
 
 @kernel("n", "shift", "field", "edges")
@@ -106,29 +96,27 @@ def rank_kernel(
     program = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = block_size // chunk
     base = tl.load(index + program // parts) * block_size + (program % parts) * chunk
-    out = tl.load(starts + (program // parts) * (parts + 1) + program % parts)
-    lane = tl.arange(0, tile)
-    low, high = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
-    low_changed, high_changed = tl.zeros([tile], tl.int64), tl.zeros([tile], tl.int64)
+    ranks += tl.load(starts + (program // parts) * (parts + 1) + program % parts)
+    room = tl.minimum(tl.maximum(n - base, 0), chunk).to(tl.int32)
+    out = tl.zeros([], tl.int32)
+    even, odd = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    seen = square(0, tile).to(tl.int64) * 0  # changes, 8 bits a class and lane
     for start in range(0, chunk, tile):
-        bits, live = load_tile(old, base + start + lane, n, tail)
+        place = square(start, tile)
+        bits, live = load_tile(old + base, place, room, tail)
         c = class_of(bits, shift, field, edges, classes)
-        rank, low, high = rank_in_class(c, live, low, high, classes)
-        place = start + lane
+        rank, even, odd = rank_in_class(c, live, even, odd)
         word = tl.load(changed + program * (chunk // 32) + (place >> 5))
         flag = (word >> (place & 31)) & 1
-        to = out + tl.cumsum(flag, 0) - flag
+        to, more = rank_flags(flag)
         hit = flag != 0
         first = tl.load(bases + program * 8 + c, mask=hit, other=0)
-        tl.store(ranks + to, (first + rank).to(tl.int32), mask=hit)
-        out += tl.sum(flag, 0)
-        one = flag.to(tl.int64) << (16 * (c & 3)).to(tl.int64)
-        if classes > 4:
-            low_changed += tl.where(c < 4, one, 0)
-            high_changed += tl.where(c < 4, 0, one)
-        else:
-            low_changed += one
-    tl.store(counts + program * 8 + tl.arange(0, 8), unpack_counts(tl.sum(low_changed, 0), tl.sum(high_changed, 0)))
+        tl.store(ranks + out + to, (first + rank).to(tl.int32), mask=hit)
+        out += more
+        seen += flag.to(tl.int64) << (8 * c).to(tl.int64)
+    even, odd = split_counts(seen)
+    even, odd = tl.sum(tl.sum(even, 1), 0), tl.sum(tl.sum(odd, 1), 0)
+    tl.store(counts + program * 8 + tl.arange(0, 8), unpack_counts(even, odd))
 
 
 @kernel("n", "shift", "field", "edges")
@@ -163,24 +151,25 @@ def locate_kernel(
     parts: tl.constexpr = block_size // chunk
     k, part = program // parts, program % parts
     base = tl.load(index + k) * block_size + part * chunk
-    out = tl.load(starts + k * (parts + 1) + part)
-    end = tl.load(starts + k * (parts + 1) + part + 1)
+    first = tl.load(starts + k * (parts + 1) + part)
+    most = (tl.load(starts + k * (parts + 1) + part + 1) - first).to(tl.int32)
+    room = tl.minimum(tl.maximum(n - base, 0), chunk).to(tl.int32)
     flip = tl.load(inverted + k)
-    lane = tl.arange(0, tile)
-    low, high = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    out = tl.zeros([], tl.int32)
+    even, odd = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for start in range(0, chunk, tile):
-        at = base + start + lane
+        place = square(start, tile)
         if classes > 1:
-            bits, live = load_tile(old, at, n, tail)
+            bits, live = load_tile(old + base, place, room, tail)
             c = class_of(bits, shift, field, edges, classes)
-            rank, low, high = rank_in_class(c, live, low, high, classes)
+            rank, even, odd = rank_in_class(c, live, even, odd)
             slot = tl.load(slots + program * 8 + c) + rank
         else:
-            live = at < n
-            c = lane * 0
-            slot = (part * chunk + start).to(tl.int32) + lane
+            live = place < room
+            c = place * 0
+            slot = (part * chunk).to(tl.int32) + place
         word = tl.load(bitmap + k * (block_size // 32) + (slot >> 5), mask=live, other=0)
         flag = (((word >> (slot & 31)) ^ (flip >> c)) & 1) * live.to(tl.int32)
-        to = out + tl.cumsum(flag, 0) - flag
-        tl.store(positions + to, at, mask=(flag != 0) & (to < end))
-        out += tl.sum(flag, 0)
+        to, more = rank_flags(flag)
+        tl.store(positions + first + out + to, base + place, mask=(flag != 0) & (out + to < most))
+        out += more

@@ -20,11 +20,12 @@ from .planes_gpu import (
     monotone,
     rank_in_class,
     report,
+    square,
     unsigned,
 )
 from .vectors_gpu import class_of_change, vector_of
 
-TILE, WARPS = 1024, 8
+TILE, WARPS = 512, 8  # gaps or changes of a block that a program holds at a time
 LANES, LANE_WARPS = 128, 4
 CHANGES, CHANGE_WARPS = 256, 4  # changes of a chunk that a program handles at a time
 
@@ -326,15 +327,15 @@ def apply_kernel(
     mode = tl.load(modes + k)
     begin, end = tl.load(starts + k * (parts + 1) + part), tl.load(starts + k * (parts + 1) + part + 1)
     copied = tl.load(planes + 3 * k) - tl.load(index + k) * block_size * (word // 8)
-    low, high = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    even, odd = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     sign: tl.constexpr = 1 << (word - 1)
     for start in range(begin, end, tile):
-        o = start + tl.arange(0, tile)
+        o = square(start, tile)
         live = o < end
         bits = tl.load(old + o, mask=live, other=0)
         if classes > 1:
             c = class_of(bits, shift, field, edges, classes)
-            rank, low, high = rank_in_class(c, live, low, high, classes)
+            rank, even, odd = rank_in_class(c, live, even, odd)
             source = tl.load(changes + program * 8 + c, mask=live, other=0) + rank
         else:
             source = tl.load(changes + program * 8) + (o - begin)
@@ -349,4 +350,4 @@ def apply_kernel(
             for byte in tl.static_range(word // 8):
                 value |= tl.load(data + at + byte, mask=live, other=0).to(tl.int64) << (8 * byte)
         tl.store(values + o, value.to(values.dtype.element_ty), mask=live)
-        report(error, tl.where(wrong, TYPE, 0))
+        report(error, tl.max(tl.where(wrong, TYPE, 0), 1))

@@ -15,7 +15,7 @@ from .planes import ERRORS
 from .planes import TRUNCATED as TRUNCATED_CODE
 from .planes_gpu import CLASSES, COPY, COUNT, STEPS, TRAILING, TRUNCATED, VALUES, VARINT, load_varint, report
 
-TILE, WARPS = 1024, 4
+TILE, WARPS = 1024, 8
 LANES, LANE_WARPS = 128, 4  # blocks a program reads the headers of
 
 
@@ -43,18 +43,18 @@ def directory_kernel(
     found = stored, at; at + offset must be `size`
     """
     lane = tl.arange(0, tile)
-    stored, beyond = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    stored, beyond = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for start in range(0, bitmap_bytes * 8, tile):
-        b = start + lane
-        byte = tl.load(data + (b >> 3), mask=b < bitmap_bytes * 8, other=0).to(tl.int32)
+        b = (start + lane).to(tl.int64)
+        byte = tl.load(data + (b >> 3), mask=b < bitmap_bytes * 8, other=0).to(tl.int64)
         bit = (byte >> (b & 7)) & 1
         inside = (bit != 0) & (b < blocks)
-        flag = inside.to(tl.int32)
-        tl.store(index + stored + tl.cumsum(flag, 0) - flag, b.to(tl.int64), mask=inside)
+        flag = inside.to(tl.int64)
+        tl.store(index + stored + tl.cumsum(flag, 0) - flag, b, mask=inside)
         stored += tl.sum(flag, 0)
         beyond += tl.sum(bit, 0) - tl.sum(flag, 0)
-    rank, end = tl.zeros([], tl.int32), tl.zeros([], tl.int64) + bitmap_bytes
-    offset, long = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
+    rank, end = tl.zeros([], tl.int64), tl.zeros([], tl.int64) + bitmap_bytes
+    offset, long = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for start in range(bitmap_bytes, tl.minimum(size, bitmap_bytes + 4 * stored), tile):
         at = start + lane
         last = tl.load(data + at, mask=at < size, other=255).to(tl.int64)
@@ -71,14 +71,14 @@ def directory_kernel(
         before = tl.load(data + at - 4, mask=(at < size) & (at - 4 >= bitmap_bytes), other=0).to(tl.int64)
         more = more & (before >= 128)
         ends = last < 128
-        r = rank + tl.cumsum(ends.to(tl.int32), 0) - ends.to(tl.int32)
+        r = rank + tl.cumsum(ends.to(tl.int64), 0) - ends.to(tl.int64)
         ends = ends & (r < stored)
         number = tl.where(ends, number, 0)
         tl.store(sizes + r, number, mask=ends)
         tl.store(offsets + r, offset + tl.cumsum(number, 0) - number, mask=ends)
         offset += tl.sum(number, 0)
-        long += tl.sum((ends & (more | short)).to(tl.int32), 0)
-        rank += tl.sum(ends.to(tl.int32), 0)
+        long += tl.sum((ends & (more | short)).to(tl.int64), 0)
+        rank += tl.sum(ends.to(tl.int64), 0)
         end = tl.maximum(end, tl.max(tl.where(ends, at + 1, 0).to(tl.int64), 0))
     code = tl.zeros([], tl.int32)
     code = tl.where(end + offset > size, TRUNCATED, code)

@@ -14,6 +14,8 @@ from .planes_gpu import (
     class_of,
     monotone,
     rank_in_class,
+    report,
+    square,
     store_bits,
     store_varint,
     unsigned,
@@ -21,7 +23,7 @@ from .planes_gpu import (
 )
 from .vectors_gpu import class_of_change, vector_of
 
-TILE, WARPS = 1024, 8
+TILE, WARPS = 512, 8  # gaps or changes of a block that a program holds at a time
 LANES, LANE_WARPS = 128, 4
 CHANGES, CHANGE_WARPS = 256, 4  # changes of a chunk that a program handles at a time
 
@@ -89,15 +91,15 @@ def order_kernel(
     k, part = program // parts, program % parts
     begin, end = tl.load(starts + k * (parts + 1) + part), tl.load(starts + k * (parts + 1) + part + 1)
     base = tl.load(index + k) * block_size
-    low, high = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    even, odd = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for start in range(begin, end, tile):
-        i = start + tl.arange(0, tile)
+        i = square(start, tile)
         live = i < end
         bits = tl.load(old + i, mask=live, other=0)
         value = tl.load(values + i, mask=live, other=0)
         if classes > 1:
             c = class_of(bits, shift, field, edges, classes)
-            local, low, high = rank_in_class(c, live, low, high, classes)
+            local, even, odd = rank_in_class(c, live, even, odd)
             to = tl.load(targets + program * 8 + c, mask=live, other=0) + local
             rank = tl.load(ranks + i, mask=live, other=0)
         else:
@@ -113,9 +115,7 @@ def order_kernel(
         tl.store(steps + to, step.to(steps.dtype.element_ty), mask=live)
         tl.store(lengths + to, length.to(tl.int32), mask=live)
         tl.store(residuals + to, (order + tl.maximum(length - 1, 0)).to(tl.int32), mask=live)
-        same = tl.max((live & (step == 0)).to(tl.int32), 0)
-        if same > 0:
-            tl.atomic_max(error, same)
+        report(error, tl.max((live & (step == 0)).to(tl.int32), 1))
 
 
 @kernel("blocks")
@@ -155,42 +155,39 @@ def gap_kernel(
     gaps: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
-    """List the gaps of one block's vectors.
+    """List the gaps of one block's vectors: of ranks in one row of programs, of lengths in the other.
 
     for each class c, for each of its ones i (a change), of vector c at its rank and of vector 8 + c at
     i + the lengths up to its own:
         ones are listed:   gaps[firsts[v] + i] = place - the place before - 1
         zeros are listed:  gaps[firsts[v] + place - i] += 1, unless no zero follows     # one i is before zero place - i
     """
-    k = tl.program_id(0).to(tl.int64)
+    k, of_lengths = tl.program_id(0).to(tl.int64), tl.program_id(1) != 0
     change = tl.load(before + k)
     row, begin_row = firsts + 17 * k, begins + 9 * k
-    out = 2 * change
     count = tl.load(begin_row + 8)
     flip = tl.load(inverted + k)
-    one = tl.full([tile], 1, tl.int32)
     for start in range(0, count, tile):
         at = start + tl.arange(0, tile)
         live = at < count
         c = class_of_change(begin_row, at)
         begin = tl.load(begin_row + c, mask=live, other=0)
         i = at - begin
-        rank = tl.load(sorted_ranks + change + at, mask=live, other=0).to(tl.int64)
-        previous = tl.load(sorted_ranks + change + at - 1, mask=live & (i > 0), other=-1).to(tl.int64)
-        first = tl.load(row + c, mask=live, other=0)
-        listed = tl.load(row + c + 1, mask=live, other=0) - first
-        zeros = ((flip >> c.to(tl.int32)) & 1) != 0
-        tl.store(gaps + out + first + i, (rank - previous - 1).to(tl.int32), mask=live & (zeros == 0))
-        inside = live & zeros & (rank - i < listed)
-        tl.atomic_add(gaps + out + first + rank - i, one, mask=inside, sem="relaxed")
-        length = tl.load(lengths + change + at, mask=live, other=0)
-        skipped = tl.load(length_sums + change + at, mask=live, other=0)
-        skipped -= tl.load(length_sums + change + begin - 1, mask=live & (change + begin > 0), other=0)
-        first = tl.load(row + c + 8, mask=live, other=0)
-        listed = tl.load(row + c + 9, mask=live, other=0) - first
-        zeros = ((flip >> (c.to(tl.int32) + 8)) & 1) != 0
-        tl.store(gaps + out + first + i, length, mask=live & (zeros == 0))
-        tl.atomic_add(gaps + out + first + skipped, one, mask=live & zeros & (skipped < listed), sem="relaxed")
+        v = c + tl.where(of_lengths, 8, 0)
+        if of_lengths:
+            gap = tl.load(lengths + change + at, mask=live, other=0)
+            zero = tl.load(length_sums + change + at, mask=live, other=0)
+            zero -= tl.load(length_sums + change + begin - 1, mask=live & (change + begin > 0), other=0)
+        else:
+            rank = tl.load(sorted_ranks + change + at, mask=live, other=0)
+            gap = rank - tl.load(sorted_ranks + change + at - 1, mask=live & (i > 0), other=-1) - 1
+            zero = rank - i
+        first = tl.load(row + v, mask=live, other=0)
+        listed = tl.load(row + v + 1, mask=live, other=0) - first
+        zeros = ((flip >> v.to(tl.int32)) & 1) != 0
+        to = gaps + 2 * change + first
+        tl.store(to + i, gap, mask=live & (zeros == 0))
+        tl.atomic_add(to + zero, (zero * 0 + 1).to(tl.int32), mask=live & zeros & (zero < listed), sem="relaxed")
 
 
 @kernel()
@@ -200,20 +197,18 @@ def unary_kernel(
     widths: tl.tensor,
     gaps: tl.tensor,
     ends: tl.tensor,
-    bits: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
     """Where the gaps of one block end in its unary plane.
 
     at = 0
     for each gap t: at += (gaps[t] >> widths[vector of t]) + 1; ends[t] = at - 1
-    bits[k] = at behind the vectors of ranks, at behind all
     """
     k = tl.program_id(0).to(tl.int64)
     out = 2 * tl.load(before + k)
     row = firsts + 17 * k
-    count, of_ranks = tl.load(row + 16), tl.load(row + 8)
-    at, at_ranks = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    count = tl.load(row + 16)
+    at = tl.zeros([], tl.int64)
     for start in range(0, count, tile):
         t = start + tl.arange(0, tile)
         live = t < count
@@ -222,9 +217,6 @@ def unary_kernel(
         size = tl.where(live, (gap >> width) + 1, 0)
         tl.store(ends + out + t, (at + tl.cumsum(size, 0) - 1).to(tl.int32), mask=live)
         at += tl.sum(size, 0)
-        at_ranks += tl.sum(tl.where(t < of_ranks, size, 0), 0)
-    tl.store(bits + 2 * k, at_ranks)
-    tl.store(bits + 2 * k + 1, at)
 
 
 @kernel("n", "width", "word", "blocks")
@@ -233,8 +225,9 @@ def choose_kernel(
     before: tl.tensor,
     counts: tl.tensor,
     sums: tl.tensor,
+    firsts: tl.tensor,
     lows: tl.tensor,
-    bits: tl.tensor,
+    ends: tl.tensor,
     residual_sums: tl.tensor,
     modes: tl.tensor,
     sizes: tl.tensor,
@@ -264,8 +257,10 @@ def choose_kernel(
     residual = tl.load(residual_sums + first + count - 1, mask=live & (first + count > 0), other=0)
     residual -= tl.load(residual_sums + first - 1, mask=live & (first > 0), other=0)
     low_ranks, low_all = tl.load(lows + 17 * k + 8, mask=live, other=0), tl.load(lows + 17 * k + 16, mask=live, other=0)
-    unary_value = (tl.load(bits + 2 * k, mask=live, other=0) + 7) // 8
-    unary_step = (tl.load(bits + 2 * k + 1, mask=live, other=0) + 7) // 8
+    of_ranks, gaps = tl.load(firsts + 17 * k + 8, mask=live, other=0), tl.load(firsts + 17 * k + 16, mask=live, other=0)
+    last = ends + 2 * first - 1
+    unary_value = (tl.load(last + of_ranks, mask=live & (of_ranks > 0), other=-1).to(tl.int64) + 8) // 8
+    unary_step = (tl.load(last + gaps, mask=live & (gaps > 0), other=-1).to(tl.int64) + 8) // 8
     by_step = header + header_sums + varint_size(2 * unary_step) + unary_step + (low_all + count + residual + 7) // 8
     by_value = header + varint_size(2 * unary_value) + unary_value + (low_ranks + count * word + 7) // 8
     mode = tl.where(by_value < by_step, VALUES, STEPS)

@@ -32,6 +32,8 @@ class Cut(NamedTuple):
     """Elements that a program reads densely, a power of two from 32 on."""
     tile: int = classes_gpu.TILE
     """Elements it holds at a time."""
+    gaps: int = decode_gpu.TILE
+    """Gaps or changes of a block that a program holds at a time."""
     small: int = decode_gpu.CHANGES
     """Changes of a chunk that a program holds at a time."""
 
@@ -206,14 +208,13 @@ def _encode_wave(
     modes, block_sizes, unary_bytes = index.new_zeros(k, dtype=torch.int32), *index.new_empty((2, k))
     vectors = list_vectors(of_block, sums, sizes.contiguous(), modes, error)
     gaps, ends = index.new_zeros(2 * count, dtype=torch.int32), index.new_empty(2 * count, dtype=torch.int32)
-    bits = index.new_empty((k, 2))
-    encode_gpu.gap_kernel[(k,)](
+    encode_gpu.gap_kernel[(k, 2)](
         before, vectors.begins, vectors.firsts, vectors.inverted, sorted_ranks, lengths, length_sums, gaps,
-        cut.tile, **many,
+        cut.gaps, **many,
     )  # fmt: skip
-    encode_gpu.unary_kernel[(k,)](before, vectors.firsts, vectors.widths, gaps, ends, bits, cut.tile, **many)
+    encode_gpu.unary_kernel[(k,)](before, vectors.firsts, vectors.widths, gaps, ends, cut.gaps, **many)
     encode_gpu.choose_kernel[(lane_programs,)](
-        index, before, of_block, sums, vectors.lows, bits, residual_sums, modes, block_sizes, unary_bytes,
+        index, before, of_block, sums, vectors.firsts, vectors.lows, ends, residual_sums, modes, block_sizes, unary_bytes,
         n, word // 8, word, k, cut.block, lanes, **lane,
     )  # fmt: skip
     offsets = exclusive(block_sizes)
@@ -228,11 +229,11 @@ def _encode_wave(
         offsets, modes, of_block, sums, unary_bytes, planes, words, k, lanes, **lane
     )
     encode_gpu.pack_gaps_kernel[(k,)](
-        before, vectors.firsts, vectors.lows, vectors.widths, modes, planes, gaps, ends, words, cut.tile, **many
+        before, vectors.firsts, vectors.lows, vectors.widths, modes, planes, gaps, ends, words, cut.gaps, **many
     )
     encode_gpu.pack_changes_kernel[(k,)](
         before, vectors.begins, vectors.lows, modes, planes, sorted_values, steps, residuals, residual_sums, words,
-        word, cut.tile, **many,
+        word, cut.gaps, **many,
     )  # fmt: skip
     out = words.view(torch.uint8)
     if copies:
@@ -330,15 +331,15 @@ def _decode_wave(
     bitmap = wave.index.new_zeros(k * (cut.block // 32), dtype=torch.int32)
     decode_gpu.terminator_kernel[(k,)](
         data, wave.planes, wave.before, vectors.widths, vectors.firsts, vectors.lows, ends, low_sums, error, base,
-        cut.tile, **many,
+        cut.gaps, **many,
     )  # fmt: skip
     decode_gpu.place_kernel[(k,)](
         wave.before, *vectors[:5], vectors.inverted, ends, low_sums, places, bitmap, lengths, error, base,
-        cut.block, cut.tile, **many,
+        cut.block, cut.gaps, **many,
     )  # fmt: skip
     decode_gpu.step_kernel[(k,)](
         data, wave.planes, wave.modes, wave.before, vectors.begins, vectors.lows, kind.orders, lengths, steps, error,
-        base, kind.word, cut.tile, **many,
+        base, kind.word, cut.gaps, **many,
     )  # fmt: skip
     lanes = decode_gpu.LANES
     decode_gpu.chunk_kernel[(-(-chunks // lanes),)](

@@ -22,6 +22,8 @@ VARINT = tl.constexpr(planes.VARINT)
 STEPS, VALUES, COPY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Modes of a block."""
 
+_ALTERNATE = tl.constexpr(0x00FF00FF00FF00FF)
+
 
 @kernel()
 def report(error: tl.tensor, code: tl.tensor) -> None:
@@ -129,28 +131,54 @@ def load_varint(data: tl.tensor, at: tl.tensor, stop: tl.tensor, live: tl.tensor
 @kernel()
 def class_of(bits: tl.tensor, shift: tl.tensor, field: tl.tensor, edges: tl.tensor, classes: tl.constexpr) -> Any:
     """Class of each element, int32: the number of edges (a byte each of `edges`) below its exponent byte."""
-    byte = (bits.to(tl.int32) >> shift) & field
+    byte = (bits.to(tl.int32) >> shift.to(tl.int32)) & field.to(tl.int32)
     found = byte * 0
     for c in tl.static_range(classes - 1):
-        found += (byte > ((edges >> (8 * c)) & 255).to(tl.int32)).to(tl.int32)
+        edge = ((edges >> (8 * c)) & 255).to(tl.int32)
+        found -= (edge - byte) >> 31  # comparisons would take more predicates than there are
     return found
 
 
 @kernel()
-def rank_in_class(c: tl.tensor, counted: tl.tensor, low: tl.tensor, high: tl.tensor, classes: tl.constexpr) -> Any:
-    """Rank of each counted lane among those of its class, int32, and the counts behind the tile.
+def square(start: tl.tensor, tile: tl.constexpr) -> Any:
+    """The numbers start .. start + tile - 1 as rows of 32: a scan along a row stays inside a warp."""
+    rows: tl.constexpr = tile // 32
+    return start + (tl.arange(0, rows) * 32)[:, None] + tl.arange(0, 32)[None, :]
 
-    low, high: counts so far of classes 0..3 and 4..7, 16 bits each in one int64; below 2**15.
+
+@kernel()
+def rank_flags(flag: tl.tensor) -> Any:
+    """Of an int32 [rows, 32] of zeros and ones: how many ones are before each, and how many there are."""
+    rows = tl.sum(flag, 1)
+    return tl.cumsum(flag, 1) - flag + (tl.cumsum(rows, 0) - rows)[:, None], tl.sum(rows, 0)
+
+
+@kernel()
+def split_counts(counts: tl.tensor) -> Any:
+    """Eight counts of 8 bits as those of even and of odd classes, 16 bits each."""
+    return counts & _ALTERNATE, (counts >> 8) & _ALTERNATE
+
+
+@kernel()
+def rank_in_class(c: tl.tensor, counted: tl.tensor, even: tl.tensor, odd: tl.tensor) -> Any:
+    """Rank of each counted element of a [rows, 32] tile among those of its class, int32, and the counts behind it.
+
+    In a row, an int64 counts eight classes with 8 bits each; over rows and tiles, two count four each with 16 bits
+    (even, odd: the counts so far, below 2**15).
     """
-    shift = (16 * (c & 3)).to(tl.int64)
+    shift = (8 * c).to(tl.int64)
     one = counted.to(tl.int64) << shift
-    if classes > 4:
-        first = tl.where(c < 4, one, 0)
-        second = one - first
-        rank = tl.where(c < 4, low + tl.cumsum(first, 0), high + tl.cumsum(second, 0)) - one
-        high += tl.sum(second, 0)
-        low += tl.sum(first, 0)
-    else:
-        rank = low + tl.cumsum(one, 0) - one
-        low += tl.sum(one, 0)
-    return ((rank >> shift) & 0xFFFF).to(tl.int32), low, high
+    in_row = ((tl.cumsum(one, 1) - one) >> shift) & 255
+    even_rows, odd_rows = split_counts(tl.sum(one, 1))
+    even_before = even + tl.cumsum(even_rows, 0) - even_rows
+    odd_before = odd + tl.cumsum(odd_rows, 0) - odd_rows
+    before = tl.where((c & 1) != 0, odd_before[:, None], even_before[:, None])
+    before = (before >> (16 * (c >> 1)).to(tl.int64)) & 0xFFFF
+    return (in_row + before).to(tl.int32), even + tl.sum(even_rows, 0), odd + tl.sum(odd_rows, 0)
+
+
+@kernel()
+def unpack_counts(even: tl.tensor, odd: tl.tensor) -> Any:
+    """int32[8] counts out of two int64 that hold those of even and of odd classes."""
+    c = tl.arange(0, 8)
+    return ((tl.where((c & 1) != 0, odd, even) >> (16 * (c >> 1)).to(tl.int64)) & 0xFFFF).to(tl.int32)

@@ -117,7 +117,7 @@ def vector_of(firsts: tl.tensor, gap: tl.tensor) -> Any:
     """Vector of each gap of a block, int64; `firsts` points to the block's row."""
     found = gap * 0
     for v in tl.static_range(1, 16):
-        found += (gap >= tl.load(firsts + v)).to(tl.int64)
+        found -= (tl.load(firsts + v) - 1 - gap) >> 63  # gap >= firsts[v], without a predicate
     return found
 
 
@@ -126,5 +126,5 @@ def class_of_change(begins: tl.tensor, i: tl.tensor) -> Any:
     """Class of each change of a block, int64; `begins` points to the block's row."""
     found = i * 0
     for c in tl.static_range(1, 8):
-        found += (i >= tl.load(begins + c)).to(tl.int64)
+        found -= (tl.load(begins + c) - 1 - i) >> 63  # i >= begins[c]
     return found
