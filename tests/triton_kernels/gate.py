@@ -1,6 +1,6 @@
 """A script (without TRITON_INTERPRET): compile every kernel for GPUs that are not there, print one JSON line each.
 
-    gate.py [PREFIX]      only kernels whose name starts so
+gate.py [PREFIX]      only kernels whose name starts so
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from slipstream.triton_kernels import copies_gpu
 from slipstream.triton_kernels.class_codec import classes_gpu, decode_gpu, directory_gpu, encode_gpu, vectors_gpu
 from slipstream.triton_kernels.class_codec.classes import BLOCK
 from slipstream.triton_kernels.extract import gpu as extract
@@ -114,8 +115,8 @@ def _class_codec() -> list[Case]:
             add(f"apply {width} {classes}", decode_gpu.apply_kernel, *few, width, classes=classes)
             add(f"order {width} {classes}", encode_gpu.order_kernel, *few, width, classes=classes)
         add(f"pack changes {width}", encode_gpu.pack_changes_kernel, *tile, width)
-        add(f"copy {width}", encode_gpu.copy_kernel, *tile, width)
-        add(f"overwrite {width}", encode_gpu.overwrite_kernel, *few, width)
+        add(f"copy {width}", copies_gpu.copy_kernel, *tile, width, copied=2)
+        add(f"overwrite {width}", copies_gpu.overwrite_kernel, *few, width, copied=2)
     return found
 
 

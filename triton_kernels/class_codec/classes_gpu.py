@@ -11,8 +11,9 @@ from typing import Any
 
 import triton.language as tl
 
+from ..bits_gpu import rank_flags, square
 from ..kernel import kernel
-from .planes_gpu import class_of, rank_flags, rank_in_class, split_counts, square, unpack_counts
+from .planes_gpu import class_of, rank_in_class, split_counts, unpack_counts
 
 CHUNK = 8192  # elements a program reads; below 2**15
 TILE = 1024  # elements it holds at a time: 4 for each of 256 threads

@@ -5,24 +5,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from ..bits_gpu import load_bits, report, square, unsigned
 from ..kernel import kernel
-from .planes_gpu import (
-    COPY,
-    STEPS,
-    TRAILING,
-    TRUNCATED,
-    TYPE,
-    VALUES,
-    VECTOR,
-    WIDE,
-    class_of,
-    load_bits,
-    monotone,
-    rank_in_class,
-    report,
-    square,
-    unsigned,
-)
+from .planes_gpu import COPY, STEPS, TRAILING, TRUNCATED, TYPE, VALUES, VECTOR, WIDE, class_of, monotone, rank_in_class
 from .vectors_gpu import class_of_change, vector_of
 
 TILE, WARPS = 512, 8  # gaps or changes of a block that a program holds at a time

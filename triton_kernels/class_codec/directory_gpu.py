@@ -9,11 +9,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ..bits_gpu import report
 from ..errors import CorruptBlockError
 from ..kernel import kernel
 from .planes import ERRORS
 from .planes import TRUNCATED as TRUNCATED_CODE
-from .planes_gpu import CLASSES, COPY, COUNT, STEPS, TRAILING, TRUNCATED, VALUES, VARINT, load_varint, report
+from .planes_gpu import CLASSES, COPY, COUNT, STEPS, TRAILING, TRUNCATED, VALUES, VARINT, load_varint
 
 TILE, WARPS = 1024, 8
 LANES, LANE_WARPS = 128, 4  # blocks a program reads the headers of

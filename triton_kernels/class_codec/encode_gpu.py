@@ -5,22 +5,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from ..bits_gpu import report, square, store_bits, unsigned
 from ..kernel import kernel
-from .planes_gpu import (
-    COPY,
-    STEPS,
-    VALUES,
-    bit_length,
-    class_of,
-    monotone,
-    rank_in_class,
-    report,
-    square,
-    store_bits,
-    store_varint,
-    unsigned,
-    varint_size,
-)
+from .planes_gpu import COPY, STEPS, VALUES, bit_length, class_of, monotone, rank_in_class, store_varint, varint_size
 from .vectors_gpu import class_of_change, vector_of
 
 TILE, WARPS = 512, 8  # gaps or changes of a block that a program holds at a time
@@ -395,69 +382,8 @@ def pack_changes_kernel(
                 store_bits(words, low + i * word, value, i * 0 + word, live)
 
 
-@kernel("n")
-def copy_kernel(
-    old: tl.tensor,
-    index: tl.tensor,
-    offsets: tl.tensor,
-    modes: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    word: tl.constexpr,
-    block_size: tl.constexpr,
-    chunk: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
-    """Write the old elements of one chunk of a block in mode COPY to its place in the message, byte by byte."""
-    program = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = block_size // chunk
-    width: tl.constexpr = word // 8
-    k, part = program // parts, program % parts
-    if tl.load(modes + k) == COPY:
-        base, to = tl.load(index + k) * block_size, tl.load(offsets + k)
-        for start in range(0, chunk, tile):
-            place = part * chunk + start + tl.arange(0, tile)
-            live = base + place < n
-            bits = unsigned(tl.load(old + base + place, mask=live, other=0), word)
-            for byte in tl.static_range(width):
-                tl.store(out + to + place * width + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8), mask=live)
-
-
-@kernel()
-def overwrite_kernel(
-    positions: tl.tensor,
-    values: tl.tensor,
-    index: tl.tensor,
-    starts: tl.tensor,
-    offsets: tl.tensor,
-    modes: tl.tensor,
-    out: tl.tensor,
-    word: tl.constexpr,
-    block_size: tl.constexpr,
-    chunk: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
-    """Write the new elements of one chunk's changes over what `copy_kernel` wrote."""
-    program = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = block_size // chunk
-    width: tl.constexpr = word // 8
-    k, part = program // parts, program % parts
-    if tl.load(modes + k) == COPY:
-        base, to = tl.load(index + k) * block_size, tl.load(offsets + k)
-        begin, end = tl.load(starts + k * (parts + 1) + part), tl.load(starts + k * (parts + 1) + part + 1)
-        for start in range(begin, end, tile):
-            i = start + tl.arange(0, tile)
-            live = i < end
-            place = tl.load(positions + i, mask=live, other=0) - base
-            bits = unsigned(tl.load(values + i, mask=live, other=0), word)
-            for byte in tl.static_range(width):
-                tl.store(out + to + place * width + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8), mask=live)
-
-
 @kernel("blocks")
-def sizes_kernel(
-    sizes: tl.tensor, ends: tl.tensor, words: tl.tensor, blocks: tl.tensor, tile: tl.constexpr
-) -> None:
+def sizes_kernel(sizes: tl.tensor, ends: tl.tensor, words: tl.tensor, blocks: tl.tensor, tile: tl.constexpr) -> None:
     """Write the sizes of the stored blocks as varints that end at byte ends[k]: one lane a block."""
     k = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     live = k < blocks

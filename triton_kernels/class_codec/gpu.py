@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import copies_gpu
 from ..placement import device_of
 from . import classes_gpu, decode_gpu, encode_gpu
 from .classes import BLOCK, MAX_CLASSES, Classes, Exponent
@@ -21,6 +22,7 @@ from .vectors_gpu import list_vectors
 
 WAVE = 1 << 22  # changes worked on at a time
 WAVE_BLOCKS = 1 << 12
+COPY = 2
 
 
 class Cut(NamedTuple):
@@ -214,11 +216,11 @@ def _encode_wave(
     )  # fmt: skip
     encode_gpu.unary_kernel[(k,)](before, vectors.firsts, vectors.widths, gaps, ends, cut.gaps, **many)
     encode_gpu.choose_kernel[(lane_programs,)](
-        index, before, of_block, sums, vectors.firsts, vectors.lows, ends, residual_sums, modes, block_sizes, unary_bytes,
-        n, word // 8, word, k, cut.block, lanes, **lane,
+        index, before, of_block, sums, vectors.firsts, vectors.lows, ends, residual_sums, modes, block_sizes,
+        unary_bytes, n, word // 8, word, k, cut.block, lanes, **lane,
     )  # fmt: skip
     offsets = exclusive(block_sizes)
-    size, same, copies = torch.stack((block_sizes.sum(), error[0].long(), (modes == 2).sum())).tolist()
+    size, same, copies = torch.stack((block_sizes.sum(), error[0].long(), (modes == COPY).sum())).tolist()
     if same:
         raise ValueError("expected only values that differ from the old ones; leave the others out")
 
@@ -238,9 +240,9 @@ def _encode_wave(
     out = words.view(torch.uint8)
     if copies:
         copied = (index, offsets, modes, out)
-        encode_gpu.copy_kernel[(chunks,)](old, *copied, n, word, cut.block, cut.chunk, cut.tile, **many)
-        encode_gpu.overwrite_kernel[(chunks,)](
-            positions, values, index, starts, *copied[1:], word, cut.block, cut.chunk, cut.small, **few
+        copies_gpu.copy_kernel[(chunks,)](old, *copied, n, word, cut.block, cut.chunk, cut.tile, COPY, **many)
+        copies_gpu.overwrite_kernel[(chunks,)](
+            positions, values, index, starts, *copied[1:], word, cut.block, cut.chunk, cut.small, COPY, **few
         )
     return block_sizes, out[:size]
 

@@ -9,8 +9,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ..bits_gpu import report
 from ..kernel import kernel
-from .planes_gpu import COPY, COUNT, VALUES, low_width, report
+from .planes_gpu import COPY, COUNT, VALUES, low_width
 
 LANES, WARPS = 128, 4
 
@@ -21,7 +22,7 @@ class Vectors(NamedTuple):
     begins: Tensor
     """int64[k, 9], class c has the changes begins[c]:begins[c + 1]."""
     segments: Tensor
-    """int64[k, 9], class c has the bits segments[c]:segments[c + 1] of the block's bitmap in order of class and rank."""
+    """int64[k, 9], class c has the bits segments[c]:segments[c + 1] of the bitmap, in order of class and rank."""
     numbers: Tensor
     """int64[k, 16], bits of a vector."""
     widths: Tensor
@@ -106,9 +107,7 @@ def list_vectors(counts: Tensor, sums: Tensor, sizes: Tensor, modes: Tensor, err
     columns = {"begins": 9, "segments": 9, "numbers": 16, "widths": 16, "firsts": 17, "lows": 17}
     tables = [counts.new_empty((blocks, width)) for width in columns.values()]
     vectors = Vectors(*tables, counts.new_empty(blocks, dtype=torch.int32))
-    vector_kernel[(-(-blocks // LANES),)](
-        counts, sums, sizes, modes, *vectors, error, blocks, LANES, num_warps=WARPS
-    )
+    vector_kernel[(-(-blocks // LANES),)](counts, sums, sizes, modes, *vectors, error, blocks, LANES, num_warps=WARPS)
     return vectors
 
 
