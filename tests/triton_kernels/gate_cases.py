@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from slipstream.triton_kernels import copies_gpu
+from slipstream.triton_kernels.cast_extract import gpu as cast
 from slipstream.triton_kernels.class_codec import classes_gpu, decode_gpu, directory_gpu, encode_gpu, vectors_gpu
 from slipstream.triton_kernels.class_codec.classes import BLOCK
+from slipstream.triton_kernels.elias_fano import gpu as elias_fano
 from slipstream.triton_kernels.extract import gpu as extract
 from slipstream.triton_kernels.fingerprint import gpu as fingerprint
 from slipstream.triton_kernels.scatter import gpu as scatter
@@ -120,6 +122,49 @@ def _class_codec() -> list[Case]:
     return found
 
 
+def _elias_fano() -> list[Case]:
+    wide = {"starts", "index", "lows", "sizes", "offsets", "counts", "before", "positions", "found"}
+    pointers = dict.fromkeys(wide, "i64") | {"modes": "i32", "words": "i32", "error": "i32", "data": "u8"}
+    shape = {"block_size": elias_fano.Cut().block, "tile": elias_fano.TILE}
+    lanes = {"tile": elias_fano.LANES}
+    found = []
+    for name, kernel, warps, width, other in (
+        ("plan", elias_fano.plan_kernel, elias_fano.LANE_WARPS, "i16", lanes),
+        ("walk", elias_fano.walk_kernel, 1, "i16", {}),
+        ("write i16", elias_fano.write_kernel, elias_fano.WARPS, "i16", {}),
+        ("write i64", elias_fano.write_kernel, elias_fano.WARPS, "i64", {}),
+        ("read i16", elias_fano.read_kernel, elias_fano.WARPS, "i16", {}),
+        ("read i64", elias_fano.read_kernel, elias_fano.WARPS, "i64", {}),
+    ):
+        constants = shape | {"word": int(width[1:])} | other
+        fixed = {parameter.name: constants[parameter.name] for parameter in kernel.params if parameter.is_constexpr}
+        known = {key: value for key, value in (pointers | {"values": width}).items() if key in kernel.arg_names}
+        found.append(Case(f"elias-fano {name}", kernel, warps, known, fixed))
+    return found
+
+
+def _cast() -> list[Case]:
+    slots = dict.fromkeys(("slot_offsets", "slot_values", "slot_old", "values", "old_values"), "i16")
+    pointers = slots | {"master": "i32", "weights": "i16", "counts": "i32", "ends": "i64", "positions": "i64"}
+    pointers |= {"blocks": "i64"}
+    shape = {"block_size": cast.BLOCK, "room": cast.BLOCK // cast.SLOT_SHARE}
+    found = []
+    for name, kernel, warps, tile, gathers in (
+        ("scan", cast.cast_kernel, cast.WARPS, cast.TILE, 0),
+        ("full_block", cast.full_block_kernel, cast.WARPS, cast.TILE, 3),
+        ("pack", cast.pack_kernel, cast.PACK_WARPS, cast.PACK_TILE, 0),
+    ):
+        known = {key: value for key, value in pointers.items() if key in kernel.arg_names}
+        for half in (False, True)[: 1 if name == "pack" else 2]:
+            for tail in (False, True)[: 1 if name == "pack" else 2]:
+                constants = shape | {"tile": tile, "half": half, "tail": tail}
+                fixed = {p.name: constants[p.name] for p in kernel.params if p.is_constexpr}
+                dense = () if tail or name == "pack" else ("master", "weights")
+                label = f"cast {name} {'fp16' if half else 'bf16'}{' tail' * tail}"
+                found.append(Case(label, kernel, warps, known, fixed, dense, gathers))
+    return found
+
+
 def cases() -> list[Case]:
     """Every kernel."""
-    return [*_elementary(), *_class_codec()]
+    return [*_elementary(), *_class_codec(), *_elias_fano(), *_cast()]

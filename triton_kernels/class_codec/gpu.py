@@ -91,9 +91,12 @@ def dense(index: Tensor, n: int, cut: Cut, last: int) -> Iterator[tuple[slice, s
             yield slice(first, None), slice(first * cut.chunks, None), (stop - first) * cut.chunks, tail
 
 
-def class_sizes(old: Tensor, index: Tensor, last: int, kind: Kind, cut: Cut) -> tuple[Tensor, Tensor]:
-    """Elements of each class before each chunk of the blocks `index`, int64[k, chunks, 8], and in each block [k, 8]."""
-    n, k = old.numel(), index.numel()
+def class_sizes(old: Tensor, n: int, index: Tensor, last: int, kind: Kind, cut: Cut) -> tuple[Tensor, Tensor]:
+    """Elements of each class before each chunk of the blocks `index`, int64[k, chunks, 8], and in each block.
+
+    With one class, `old` is not read.
+    """
+    k = index.numel()
     if kind.classes == 1:
         ends = (n - index * cut.block).clamp(max=cut.block)
         bases, sizes = ends.new_zeros(k, cut.chunks, MAX_CLASSES), ends.new_zeros(k, MAX_CLASSES)
@@ -174,7 +177,7 @@ def _encode_wave(
     # Ranks of the changed elements, and how many of each class are in each chunk.
     parts = torch.arange(cut.chunks + 1, device=old.device) * cut.chunk
     starts = torch.searchsorted(positions, index[:, None] * cut.block + parts)
-    bases, sizes = class_sizes(old, index, last, kind, cut)
+    bases, sizes = class_sizes(old, n, index, last, kind, cut)
     counts = index.new_zeros((chunks, MAX_CLASSES), dtype=torch.int32)
     ranks = index.new_empty(count, dtype=torch.int32)
     if kind.classes > 1:
@@ -325,7 +328,7 @@ def _decode_wave(
 ) -> None:  # fmt: skip
     k, chunks = wave.index.numel(), wave.index.numel() * cut.chunks
     many = {"num_warps": decode_gpu.WARPS}
-    bases, sizes = class_sizes(old, wave.index, last, kind, cut)
+    bases, sizes = class_sizes(old, n, wave.index, last, kind, cut)
     vectors = list_vectors(wave.counts, wave.sums, sizes.contiguous(), wave.modes, error)
     ends, places = wave.index.new_zeros((2, 2 * count), dtype=torch.int32)
     low_sums = wave.index.new_zeros(2 * count)
