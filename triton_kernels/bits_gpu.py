@@ -43,8 +43,11 @@ def store_bits(words: tl.tensor, at: tl.tensor, value: tl.tensor, width: tl.tens
 
 @kernel()
 def unsigned(bits: tl.tensor, word: tl.constexpr) -> Any:
-    """Elements as the int64 of the same unsigned value."""
-    return bits.to(tl.int64) & ((1 << word) - 1)
+    """Elements as the int64 of the same unsigned value (64-bit ones as they are)."""
+    wide = bits.to(tl.int64)
+    if word < 64:
+        wide = wide & ((1 << word) - 1)
+    return wide
 
 
 @kernel()

@@ -119,6 +119,8 @@ def _class_codec() -> list[Case]:
         add(f"pack changes {width}", encode_gpu.pack_changes_kernel, *tile, width)
         add(f"copy {width}", copies_gpu.copy_kernel, *tile, width, copied=2)
         add(f"overwrite {width}", copies_gpu.overwrite_kernel, *few, width, copied=2)
+    add("copy i64", copies_gpu.copy_kernel, *tile, "i64", copied=2)
+    add("overwrite i64", copies_gpu.overwrite_kernel, *few, "i64", copied=2)
     return found
 
 

@@ -22,7 +22,7 @@ def noise(n: int, width: int, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    ("numel", "density"), [(1, 1.0), (300, 0.1), (BLOCK + 5, 0.01), (BLOCK, 0.9), (3 * BLOCK, 0.001)]
+    ("numel", "density"), [(1, 1.0), (9, 0.0), (300, 0.1), (BLOCK + 5, 0.01), (BLOCK, 0.9), (3 * BLOCK, 0.001)]
 )
 def test_twins_write_the_same_bytes(numel: int, density: float, width: int) -> None:
     old, new = noise(numel, width), noise(numel, width, 1)
