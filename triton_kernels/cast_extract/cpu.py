@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..bits import as_unsigned_numpy
+from ..class_codec.lanes import popcount
 from ..extract.cpu import GROUP, trailing_zeros
 from ..jit import jit
 from ..threads import run, split
 from .rounding import CastChanges
 
 LEAST = 1 << 20  # elements a thread takes at least
+TILE = 2048  # what it rounds before it looks for changes; stays in the first-level cache
+
+_NONE, _ONE, _TOP = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
 
 Segment = tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]
 
@@ -63,8 +67,8 @@ def _to_fp16(builder: Any, x: Any) -> Any:
 
 def _rounding_mask(to_half: Any) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def rounding_mask(typingctx: Any, master: Any, weights: Any, start: Any, rounded: Any) -> Any:
-        """Round master[start:start + 64] to rounded[0:64]; bit j of the uint64 result: it is not weights[start + j]."""
+    def rounding_mask(typingctx: Any, master: Any, weights: Any, start: Any, rounded: Any, to: Any) -> Any:
+        """Round 64 of `master` from `start` to `rounded` from `to` on; bit j of the result: not weights[start + j]."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             def group(kind: Any, value: Any, index: Any, vector: Any) -> Any:
@@ -78,11 +82,10 @@ def _rounding_mask(to_half: Any) -> Any:
             before = builder.load(group(kinds[1], args[1], args[2], _NARROW))
             before.align = 2
             new = builder.trunc(to_half(builder, loaded), _NARROW)
-            zero = ir.Constant(args[2].type, 0)
-            builder.store(new, group(kinds[3], args[3], zero, _NARROW)).align = 2
+            builder.store(new, group(kinds[3], args[3], args[4], _NARROW)).align = 2
             return builder.bitcast(builder.icmp_unsigned("!=", before, new), ir.IntType(GROUP))
 
-        return types.uint64(master, weights, types.intp, rounded), codegen
+        return types.uint64(master, weights, types.intp, rounded, types.intp), codegen
 
     return rounding_mask
 
@@ -103,35 +106,48 @@ def scan(
 ) -> tuple[int, int]:
     """Cast [start, stop) and list its changes until the output might overflow.
 
-    for each group of 64 from start on, while 64 more changes fit (the last, shorter one in padded copies):
-        rounded, m = round the group, mask of what differs from the weights
-        while m: j = trailing zeros of m; emit (group + j, rounded[j], weights[group + j]); write it; m &= m - 1
+    for each tile of 2048 from start on, while 2048 more changes fit (the last, shorter one in padded copies):
+        for each group of 64: rounded, masks[group] = round it, what differs from the weights
+            (nothing waits for the outcome, so that many cache misses are under way)
+        as often as masks have bits: j = lowest bit of the current mask, and without a branch on to the next mask that
+            has any; emit (group + j, rounded[j], weights[group + j]); write it
 
     Returns (next, count): [start, next) is done and gave `count` changes; next < stop means: call again from there.
     """
     count = 0
     at = start
-    rounded = np.empty(GROUP, np.uint16)
-    while at < stop and count + GROUP <= positions.size:
-        if at + GROUP <= stop:
-            mask = fp16_mask(master, weights, at, rounded) if half else bf16_mask(master, weights, at, rounded)
-        else:
-            last_master, last_weights = np.zeros(GROUP, np.uint32), np.zeros(GROUP, np.uint16)
-            last_master[: stop - at] = master[at:stop]
-            last_weights[: stop - at] = weights[at:stop]
+    rounded, masks = np.empty(TILE, np.uint16), np.zeros(64, np.uint64)
+    while at < stop and count + TILE <= positions.size:
+        source, target, first = master, weights, at
+        if at + TILE > stop:
+            source, target, first = np.zeros(TILE, np.uint32), np.zeros(TILE, np.uint16), 0
+            source[: stop - at] = master[at:stop]
+            target[: stop - at] = weights[at:stop]
+        changes, groups = 0, np.uint64(0)
+        for group in range(TILE // GROUP):
+            place = GROUP * group
             if half:
-                mask = fp16_mask(last_master, last_weights, 0, rounded)
+                mask = fp16_mask(source, target, first + place, rounded, place)
             else:
-                mask = bf16_mask(last_master, last_weights, 0, rounded)
-        while mask != np.uint64(0):
-            j = trailing_zeros(mask)
+                mask = bf16_mask(source, target, first + place, rounded, place)
+            masks[group] = mask
+            groups |= np.uint64(mask != _NONE) << np.uint64(group)
+            changes += popcount(mask)
+        group = trailing_zeros(groups | _TOP)
+        mask = masks[group]
+        for _ in range(changes):
+            j = GROUP * group + trailing_zeros(mask)
             positions[count] = at + j
             values[count] = rounded[j]
             old_values[count] = weights[at + j]
             weights[at + j] = rounded[j]
             count += 1
-            mask &= mask - np.uint64(1)
-        at += GROUP
+            mask &= mask - _ONE
+            last = mask == _NONE
+            groups &= ~(np.uint64(last) << np.uint64(group))
+            group = trailing_zeros(groups | _TOP)
+            mask = masks[group] if last else mask
+        at += TILE
     return min(at, stop), count
 
 
@@ -141,7 +157,7 @@ def cast_extract(master: Tensor, weights: Tensor, half: bool) -> CastChanges:
 
     def piece(start: int, stop: int) -> list[Segment]:
         segments: list[Segment] = []
-        room = max(GROUP, (stop - start) // 32)  # pages that stay unwritten cost nothing
+        room = max(TILE, (stop - start) // 32)  # pages that stay unwritten cost nothing
         while start < stop:
             found = np.empty(room, np.int64), np.empty(room, np.uint16), np.empty(room, np.uint16)
             start, count = scan(source, target, half, start, stop, *found)

@@ -45,7 +45,7 @@ def to_fp16(x: NDArray[np.uint32]) -> NDArray[np.uint16]:
     normal = (a - 0x38000000 + 0xFFF + (a >> 13 & 1)) >> 13
     rounded = np.where(a >= 0x47800000, 0x7C00, np.where(a >= 0x38800000, normal, small))
     rounded = np.where(a > 0x7F800000, 0x7E00 | (a >> 13 & 0x3FF), rounded)
-    return (sign | rounded).astype(np.uint16)
+    return np.asarray(sign | rounded).astype(np.uint16)
 
 
 def cast_extract(master: Tensor, weights: Tensor, half: bool) -> CastChanges:

@@ -170,7 +170,7 @@ def header_kernel(
 class Directory(NamedTuple):
     """The stored blocks of a message; tensors on its device."""
 
-    index: Tensor
+    blocks: Tensor
     """int64[k], which blocks."""
     counts: Tensor
     """int64[k, 8], changes of each class."""

@@ -277,13 +277,13 @@ def decode(
         coded = [0 if copy else count for count, copy in zip(directory.totals, directory.copies, strict=True)]
         positions, values = totals.new_empty(total), elements.new_empty(total)
         tables = Tables(
-            directory.index, directory.counts, directory.sums, directory.modes, directory.planes, totals,
+            directory.blocks, directory.counts, directory.sums, directory.modes, directory.planes, totals,
             exclusive(torch.tensor(coded, device=data.device)), exclusive(totals),
             totals.new_empty((stored, cut.chunks, MAX_CLASSES)), totals.new_empty((stored, cut.chunks + 1)),
         )  # fmt: skip
         steps = totals.new_empty(sum(coded), dtype=torch.int64 if kind.word > 16 else torch.int32)
         error = totals.new_zeros(1, dtype=torch.int32)
-        last_block = int(directory.index[-1])
+        last_block = int(directory.blocks[-1])
         dense_old = old if isinstance(old, Tensor) else elements
         for first, last in waves(coded):
             wave = Tables(*(table[first:last] for table in tables))
@@ -295,7 +295,7 @@ def decode(
         if at.shape != positions.shape or at.dtype != dtype:
             raise ValueError(f"expected {total} old elements of {dtype}, got {at.dtype}{list(at.shape)}")
         decode_gpu.apply_kernel[(stored * cut.chunks,)](
-            data, directory.index, directory.planes, directory.modes, tables.changes, tables.starts, positions,
+            data, directory.blocks, directory.planes, directory.modes, tables.changes, tables.starts, positions,
             at.contiguous(), steps, values, error, *kind[:3],
             kind.word, cut.block, cut.chunks, cut.small, kind.classes, num_warps=decode_gpu.CHANGE_WARPS,
         )  # fmt: skip
@@ -304,9 +304,9 @@ def decode(
 
 
 class Tables(NamedTuple):
-    """What is known of each stored block; `index` to `totals` as in `Directory`."""
+    """What is known of each stored block; `blocks` to `totals` as in `Directory`."""
 
-    index: Tensor
+    blocks: Tensor
     counts: Tensor
     sums: Tensor
     modes: Tensor
@@ -326,14 +326,14 @@ def _decode_wave(
     data: Tensor, old: Tensor, n: int, wave: Tables, base: int, count: int, last: int, steps: Tensor,
     positions: Tensor, error: Tensor, kind: Kind, cut: Cut,
 ) -> None:  # fmt: skip
-    k, chunks = wave.index.numel(), wave.index.numel() * cut.chunks
+    k, chunks = wave.blocks.numel(), wave.blocks.numel() * cut.chunks
     many = {"num_warps": decode_gpu.WARPS}
-    bases, sizes = class_sizes(old, n, wave.index, last, kind, cut)
+    bases, sizes = class_sizes(old, n, wave.blocks, last, kind, cut)
     vectors = list_vectors(wave.counts, wave.sums, sizes.contiguous(), wave.modes, error)
-    ends, places = wave.index.new_zeros((2, 2 * count), dtype=torch.int32)
-    low_sums = wave.index.new_zeros(2 * count)
-    lengths = wave.index.new_zeros(count, dtype=torch.int32)
-    bitmap = wave.index.new_zeros(k * (cut.block // 32), dtype=torch.int32)
+    ends, places = wave.blocks.new_zeros((2, 2 * count), dtype=torch.int32)
+    low_sums = wave.blocks.new_zeros(2 * count)
+    lengths = wave.blocks.new_zeros(count, dtype=torch.int32)
+    bitmap = wave.blocks.new_zeros(k * (cut.block // 32), dtype=torch.int32)
     decode_gpu.terminator_kernel[(k,)](
         data, wave.planes, wave.before, vectors.widths, vectors.firsts, vectors.lows, ends, low_sums, error, base,
         cut.gaps, **many,
@@ -353,9 +353,9 @@ def _decode_wave(
         num_warps=decode_gpu.LANE_WARPS,
     )  # fmt: skip
     slots = (bases + vectors.segments[:, None, :8]).to(torch.int32).view(chunks, MAX_CLASSES)
-    for blocks, of_chunks, programs, tail in dense(wave.index, n, cut, last):
+    for blocks, of_chunks, programs, tail in dense(wave.blocks, n, cut, last):
         classes_gpu.locate_kernel[(programs,)](
-            old, wave.index[blocks], slots[of_chunks], bitmap[blocks.start * (cut.block // 32) :],
+            old, wave.blocks[blocks], slots[of_chunks], bitmap[blocks.start * (cut.block // 32) :],
             vectors.inverted[blocks], wave.starts[blocks], positions, n, *kind[:3],
             cut.block, cut.chunk, cut.tile, kind.classes, tail, num_warps=classes_gpu.WARPS,
         )  # fmt: skip

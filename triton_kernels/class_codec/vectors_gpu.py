@@ -106,7 +106,8 @@ def list_vectors(counts: Tensor, sums: Tensor, sizes: Tensor, modes: Tensor, err
     blocks = counts.shape[0]
     columns = {"begins": 9, "segments": 9, "numbers": 16, "widths": 16, "firsts": 17, "lows": 17}
     tables = [counts.new_empty((blocks, width)) for width in columns.values()]
-    vectors = Vectors(*tables, counts.new_empty(blocks, dtype=torch.int32))
+    tables.append(counts.new_empty(blocks, dtype=torch.int32))
+    vectors = Vectors(*tables)
     vector_kernel[(-(-blocks // LANES),)](counts, sums, sizes, modes, *vectors, error, blocks, LANES, num_warps=WARPS)
     return vectors
 

@@ -269,7 +269,7 @@ def encode(positions: Tensor, values: Tensor, numel: int, old: Callable[[], Tens
             positions, values, ends, index, modes, lows, offsets, words, numel, word, cut.block, cut.tile,
             num_warps=WARPS,
         )  # fmt: skip
-        out = words.view(torch.uint8)
+        out: Tensor = words.view(torch.uint8)
         if copies:
             dense = old()
             if dense.dtype != values.dtype or dense.shape != (numel,) or not dense.is_contiguous():
