@@ -117,7 +117,7 @@ def class_sizes(old: Tensor, n: int, index: Tensor, last: int, kind: Kind, cut: 
 def encode(
     old: Tensor, positions: Tensor, values: Tensor, classes: Classes, exponent: Exponent, cut: Cut | None = None
 ) -> Tensor:
-    """Encode the changes of a part; see the package. Positions are checked here; two synchronisations, and two a wave.
+    """Encode the changes of a part; see the package. Positions are checked here. Two synchronisations, one a wave.
 
     Args:
         old: bits[n], 1-D contiguous.
@@ -259,7 +259,7 @@ def decode(
     exponent: Exponent,
     cut: Cut | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Inverse of `encode`; see the package. Three synchronisations.
+    """Inverse of `encode`; see the package. Four synchronisations.
 
     Args:
         data: uint8[size], contiguous.

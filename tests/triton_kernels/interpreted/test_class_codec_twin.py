@@ -190,3 +190,18 @@ def test_arguments_are_checked() -> None:
     data = gpu.encode(old, torch.tensor([3]), old[:1] + 5, ONE, BF16, CUT)
     with pytest.raises(ValueError, match="expected 1 old elements"):
         gpu.decode(data, 10, torch.int16, lambda at: old, ONE, BF16, CUT)
+
+
+def test_blocks_beyond_two_to_the_31() -> None:
+    size = 2**31 + 5000  # one byte an element, pages that are not touched do not exist
+    old = torch.empty(0, dtype=torch.uint8).resize_(size)
+    old[2**31 :] = torch.from_numpy(noise(5000, np.uint8))
+    positions = torch.tensor([2**31, 2**31 + 77, size - 1])
+    values = old[positions] ^ 3
+    classes = Classes((60,), (0, 1))
+    data = gpu.encode(old, positions, values, classes, FP8)
+    host = old.numpy(), positions.numpy(), values.numpy()
+    assert data.numpy().tobytes() == cpu.encode(*host, classes, FP8).tobytes()
+    found = gpu.decode(data, size, torch.uint8, old, classes, FP8)
+    assert torch.equal(found[0], positions)
+    assert torch.equal(found[1], values)

@@ -99,3 +99,14 @@ def test_arguments_are_checked() -> None:
             gpu.encode(torch.tensor(positions), torch.zeros(len(positions), dtype=torch.int16), 5, torch.Tensor, CUT)
     with pytest.raises(ValueError, match="expected 2 contiguous old elements"):
         gpu.encode(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.int16), 2, lambda: torch.zeros(3), CUT)
+
+
+def test_blocks_beyond_two_to_the_31() -> None:
+    size = 2**31 + 5000
+    positions = np.array([0, 2**31, 2**31 + 77, size - 1])
+    values = noise(4, 2)
+    data = gpu.encode(torch.from_numpy(positions), tensor(values), size, torch.Tensor, CUT)
+    assert data.numpy().tobytes() == cpu.encode(positions, values, size, lambda: values).tobytes()
+    found = gpu.decode(data, size, torch.int16, CUT)
+    assert np.array_equal(found[0].numpy(), positions)
+    assert np.array_equal(found[1].numpy().view(np.uint16), values)
