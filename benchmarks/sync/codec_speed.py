@@ -10,42 +10,16 @@ decoding, at densities up to 1.2 % and 8 classes.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from bounds import exponent_context_bound
-from numpy.typing import NDArray
 from synthetic_updates import STEPS, warm_update
+from timing import interleaved, read_two
 
 from slipstream.core.weights.wire.class_map import ClassMap
 from slipstream.core.weights.wire.histogram import Histogram, stride_of
 from slipstream.triton_kernels.class_codec import BF16, decode, encode
-from slipstream.triton_kernels.jit import jit
-
-
-@jit
-def read_two(a: NDArray[Any], b: NDArray[Any]) -> int:
-    """Read two uint64 streams of one length."""
-    total = np.uint64(0)
-    for i in range(a.size):
-        total += a[i] ^ b[i]
-    return total  # type: ignore[return-value]
-
-
-def interleaved(rounds: int, *tasks: Callable[[], Any]) -> list[float]:
-    """Least CPU seconds of each task, run in turn."""
-    best = [float("inf")] * len(tasks)
-    for task in tasks:
-        task()
-    for _ in range(rounds):
-        for i, task in enumerate(tasks):
-            start = time.thread_time()
-            task()
-            best[i] = min(best[i], time.thread_time() - start)
-    return best
 
 
 def row(n: int, density: float, most: int, rounds: int) -> str:

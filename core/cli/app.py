@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,14 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: without the program name; None takes those of the process.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
     try:
-        app(arguments, prog_name="slipstream")
+        app([each for each in given if each != "--debug"], prog_name="slipstream")
     except Exception as error:
-        if "--debug" in arguments:
+        if debug:
             raise
         named = str(error) if type(error).__module__.startswith("slipstream.") else f"{type(error).__name__}: {error}"
-        print(f"error: {named}\n(slipstream --debug shows the traceback)", file=sys.stderr)
+        print(f"error: {named}\n(--debug shows the traceback)", file=sys.stderr)
         sys.exit(1)
 
 
@@ -45,9 +47,9 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; also after a command.")] = False,
 ) -> None:
-    """Options that come before the command; `main` reads ``--debug`` itself."""
+    """Options of every command; `main` takes ``--debug`` out of the arguments, wherever it stands."""
 
 
 @app.command()
@@ -77,13 +79,31 @@ def doctor(
     raise typer.Exit(command.run(plain=plain, as_json=as_json))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})  # the plugin knows what its framework takes
 def demo(
-    context: typer.Context,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OVERRIDES",
+            help="Given to both runs; for verl Hydra overrides, for example trainer.total_training_steps=4.",
+            show_default=False,
+        ),
+    ] = None,
     framework: Annotated[str, typer.Option(help="Whose demo; default: the first that has one.")] = "",
-    model: Annotated[str, typer.Option(help="Model name or path; default: the demo's own.")] = "",
+    model: Annotated[str, typer.Option(help="Model name or folder; default: the demo's own.")] = "",
 ) -> None:
-    """Run a framework's demo; other arguments are passed on to it."""
+    """Train a small model without and with slipstream, and compare."""
     from slipstream.core.cli import demo as command
 
-    raise typer.Exit(command.run(framework, model or None, context.args))
+    raise typer.Exit(command.run(framework, model or None, arguments or []))
+
+
+@app.command("inspect")
+def inspect_frames(
+    file: Annotated[Path, typer.Argument(help="A frame, or a file of frames.", exists=True, dir_okay=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in captured weight-sync frames; exit status 1 when a checksum is wrong."""
+    from slipstream.core.cli import inspect as command
+
+    raise typer.Exit(command.run(file, as_json=as_json))

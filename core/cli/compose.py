@@ -8,25 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from slipstream.core.config import ConfigError
 
 
-def compose_node(overrides: Sequence[str], primary: str | None = None) -> Any:
-    """Return the value of the ``slipstream`` key of the composed config, or None when there is none.
+def compose_config(overrides: Sequence[str], primary: str | None = None) -> Any:
+    """Return the composed config.
 
     :param overrides: Hydra overrides.
     :param primary: the primary config as ``"package:name"``; None composes slipstream's own groups only.
+    :raises ConfigError: when a setting of slipstream is overridden that only ``+slipstream=...`` would add.
     """
-    if primary is None:
-        with initialize(config_path=None, version_base=None):
-            composed = compose(overrides=list(overrides))
-    else:
+    try:
+        if primary is None:
+            with initialize(config_path=None, version_base=None):
+                return compose(overrides=list(overrides))
         package, _, name = primary.partition(":")
         with initialize_config_dir(str(_folder_of(package)), version_base=None):
-            composed = compose(name, overrides=list(overrides))
-    return OmegaConf.select(composed, "slipstream")
+            return compose(name, overrides=list(overrides))
+    except HydraException as error:
+        settings = [each for each in overrides if each.startswith(("slipstream.", "slipstream/"))]
+        if not settings or any(each.startswith("+slipstream=") for each in overrides):
+            raise
+        # Hydra's own advice is to write the setting with a plus, which would leave slipstream off.
+        raise ConfigError(
+            f"{settings[0]}: expected +slipstream=sync beside it, got none; add +slipstream=sync and leave the setting "
+            "as it is, without a plus"
+        ) from error
+
+
+def node_of(config: Any) -> Any:
+    """Return the value of the ``slipstream`` key of a composed config, or None when there is none."""
+    return OmegaConf.select(config, "slipstream")
 
 
 def _folder_of(package: str) -> Path:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 
 from slipstream.core.config import parse_config
 from slipstream.core.hooks import Engine, Framework, plugins
-from slipstream.core.seams import SeamResult, check, installed_version
+from slipstream.core.seams import SeamResult, check, installed_version, remedy
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,13 @@ class AdapterDiagnosis:
     results: tuple[SeamResult, ...]
     """The rows of the seam table; empty when it is not installed."""
 
+    remedy: str | None
+    """What to do about broken rows, or None when there are none."""
+
     @property
     def broken(self) -> bool:
         """Whether a seam of an installed framework or engine is broken."""
-        return any(result.broken for result in self.results)
+        return self.remedy is not None
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,27 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Check Hydra's discovery and the seams of each registered adapter; imports what it checks."""
     known = plugins()
-    with contextlib.redirect_stdout(sys.stderr):  # frameworks greet at import
-        frameworks = [_diagnose("framework", adapter) for adapter in known.frameworks().values()]
-        engines = [_diagnose("engine", adapter) for adapter in known.engines().values()]
-        return Diagnosis(_hydra_problem(), (*frameworks, *engines))
+    frameworks = [_diagnose("framework", adapter) for adapter in known.frameworks().values()]
+    engines = [_diagnose("engine", adapter) for adapter in known.engines().values()]
+    return Diagnosis(_hydra_problem(), (*frameworks, *engines))
 
 
 def _diagnose(kind: str, adapter: Framework | Engine) -> AdapterDiagnosis:
     version = installed_version(adapter.distribution)
-    results = () if version is None else tuple(check(adapter.seams()))
-    return AdapterDiagnosis(kind, adapter.name, version, results)
+    if version is None:
+        return AdapterDiagnosis(kind, adapter.name, None, (), None)
+    table = adapter.seams()
+    results = tuple(check(table))
+    broken = [result for result in results if result.broken]
+    return AdapterDiagnosis(kind, adapter.name, version, results, remedy(table, broken) if broken else None)
 
 
 def _hydra_problem() -> str | None:
     """Compose the override that users type: discovery can fail without any error."""
-    from slipstream.core.cli.compose import compose_node
+    from slipstream.core.cli.compose import compose_config, node_of
 
     try:
-        parse_config(compose_node(["+slipstream=sync"]))
+        parse_config(node_of(compose_config(["+slipstream=sync"])))
     except Exception as error:
         return f"{error}"
     return None

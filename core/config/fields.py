@@ -23,12 +23,6 @@ def at_least(bound: float) -> dict[str, Any]:
     return {"expected": f"at least {bound}", "accepts": lambda value: value >= bound}
 
 
-def only(*values: object, because: str) -> dict[str, Any]:
-    """Field metadata: the value must be one of `values`; `because` tells the user why."""
-    expected = " or ".join(map(str, values))
-    return {"expected": f"{expected} ({because})", "accepts": lambda value: value in values}
-
-
 @functools.cache
 def annotations_of(schema: Any) -> Mapping[str, Any]:
     """Return the resolved annotation of each field of the dataclass `schema`."""
@@ -60,10 +54,11 @@ def _convert(path: str, annotation: Any, value: Any) -> Any:
     """Return `value` as the type `annotation` asks for, or raise a ConfigError that names `path`."""
     if get_origin(annotation) is Literal:
         choices = get_args(annotation)
-        if value in choices and isinstance(value, str):
+        if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
-        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-        raise ConfigError(f"{path}: expected one of {', '.join(choices)}; got {value!r}; {hint}choose one of them")
+        hint = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
+        listed = ", ".join(map(str, choices))
+        raise ConfigError(f"{path}: expected one of {listed}; got {value!r}; {hint}choose one of them")
     if get_origin(annotation) in (Union, types.UnionType):
         return None if value is None else _convert(path, get_args(annotation)[0], value)
     if annotation is float and type(value) is int:

@@ -20,9 +20,9 @@ _PLANNED = frozenset({"drafter", "router", "placement"})
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
 Hydra did not discover slipstream's search-path plugin, so it took `+slipstream={value}` as a value instead of a config
-group. This happens with setuptools' default editable install, whose import hook Hydra cannot list. Either install
-the wheel (`pip install slipstream-rl`), or install the source tree with
-`pip install -e . --config-settings editable_mode=strict`. `slipstream doctor` checks the discovery."""
+group. This happens with setuptools' default editable install, whose import hook Hydra cannot list. Install from the
+clone with `pip install .`, or to edit it with `pip install -e . --config-settings editable_mode=strict`.
+`slipstream doctor` checks the discovery."""
 
 
 def parse_config(node: Any) -> SlipstreamConfig:

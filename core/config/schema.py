@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from slipstream.core.config.fields import above, at_least, convert_fields, only
+from slipstream.core.config.fields import above, at_least, convert_fields
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,16 @@ class WeightSyncConfig:
     """``delta`` ships what changed since the last acknowledged sync, ``dense`` ships every element over the same
     acknowledged path, ``native`` leaves the framework's own path untouched."""
 
-    level: int = field(default=0, metadata=only(0, because="codec level 0 is the only one in this version"))
-    """Codec level of a delta."""
+    level: Literal["auto", 0, 1, 2] = "auto"
+    """Codec level of a delta: 0 is fastest, 2 smallest; ``auto`` chooses one for each link by measured bandwidth and
+    codec speed."""
 
     snapshot: Literal["host", "device"] = "host"
     """Where the trainer keeps the last acknowledged weights."""
+
+    senders: Literal["all", "one"] = "all"
+    """``all``: every trainer rank sends the shards it holds, where the framework shows them; ``one``: tensors are
+    gathered first and sent by one rank (colocated: by each rank to the worker on its GPU)."""
 
     timeout_seconds: float = field(default=300.0, metadata=above(0))
     """A sync whose acknowledgements do not arrive in this time raises."""
@@ -55,7 +60,8 @@ class SlipstreamConfig:
     """How trained weights reach the rollout engines."""
 
     events: str | None = None
-    """Path of the event log that every process of the run appends to, or None for no log."""
+    """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it
+    absolute where the run is started; missing folders are made."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

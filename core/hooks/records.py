@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.config import SlipstreamConfig
 from slipstream.core.seams import SeamTable
 
 
@@ -19,11 +20,15 @@ class Codec:
     level: int
     """The number that ``slipstream.weight_sync.level`` selects it by; a higher level is smaller and slower."""
 
-    encode: Callable[..., Any]
-    """Encodes one block of changes."""
+    encoder: Callable[[], Any]
+    """Makes what encodes the units of one link: `encode(old, positions, values)` returns uint8[size], empty for no
+    change; `finish()` is called after the last unit of each sync. `old` is an `OldValues` of `core.weights.wire`."""
 
     decode: Callable[..., Any]
-    """Inverse of `encode`."""
+    """`decode(data, old)` returns (positions, values); a `ValueError` for what no encoder writes."""
+
+    dtypes: frozenset[str] | None = None
+    """Wire dtypes that it codes; None for any."""
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,8 @@ class Framework:
     hydra_config: str | None = None
     """The framework's primary Hydra config as ``"package:name"``, for example ``"verl.trainer.config:ppo_trainer"``;
     ``slipstream config`` composes it. None when the framework does not use Hydra."""
+
+    check_config: Callable[[Any, SlipstreamConfig], None] | None = None
+    """What the framework's run checks before it starts, for ``slipstream config`` to check as well: called with the
+    whole composed config and its parsed ``slipstream`` node, raises ``ConfigError`` for what the run would refuse; must
+    not import the framework. None when the adapter refuses nothing."""

@@ -28,13 +28,25 @@ class CodecSpecs:
 
         Example::
 
-            import zlib
+            import numpy as np
 
             from slipstream.core.hooks import Codec, hookimpl
 
+            class Plain:
+                def encode(self, old, positions, values):
+                    return np.frombuffer(positions.tobytes() + values.tobytes(), np.uint8)
+
+                def finish(self):
+                    pass
+
+            def decode(data, old):
+                count = data.size // (8 + old.at(np.zeros(1, np.int64)).itemsize)
+                values = data[8 * count :].view(old.at(np.zeros(1, np.int64)).dtype)
+                return data[: 8 * count].view(np.int64), values
+
             @hookimpl
             def slipstream_codecs():
-                yield Codec(name="deflate", level=9, encode=zlib.compress, decode=zlib.decompress)
+                yield Codec(name="plain", level=9, encoder=Plain, decode=decode)
         """
         return ()
 

@@ -53,6 +53,17 @@ def require(table: SeamTable, features: Collection[str]) -> list[SeamResult]:
     return results
 
 
+def remedy(table: SeamTable, broken: Collection[SeamResult], features: Collection[str] = ()) -> str:
+    """Return the versions to install instead and the options that do without what is broken.
+
+    :param broken: broken rows of the table.
+    :param features: the features in question when no broken row names one.
+    """
+    affected = {result.feature for result in broken if result.feature} or set(features)
+    options = " ".join(sorted(table.off_option(feature) for feature in affected))
+    return f"Install {' / '.join(table.names())} {table.versions}, or switch the feature off with {options}"
+
+
 def _check_version(table: SeamTable) -> SeamResult:
     expected = f"{table.versions} (run against {', '.join(table.tested) or 'none'})"
     installed = installed_version(table.distribution)
@@ -96,7 +107,5 @@ def _explain(table: SeamTable, features: Collection[str], broken: list[SeamResul
         lines.append(f"  {result.target}{feature}: {result.status.value}")
         lines.append(f"    expected {result.expected}")
         lines.append(f"    found    {result.found}")
-    affected = {result.feature for result in broken if result.feature} or set(features)
-    options = " ".join(sorted(table.off_option(feature) for feature in affected))
-    lines.append(f"Install {names} {table.versions}, or switch the feature off with {options}")
+    lines.append(remedy(table, broken, features))
     return "\n".join(lines)

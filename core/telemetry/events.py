@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.core.config import SlipstreamConfig
+from slipstream.core.config import ConfigError, SlipstreamConfig
 
 _logger = logging.getLogger("slipstream")
 _RESERVED = frozenset({"time", "pid"})
@@ -96,6 +96,31 @@ class EventLog:
             os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         return self._descriptor
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that no log could be written to, without creating anything.
+
+    :raises ConfigError: naming what is in the way.
+    """
+    target = os.path.abspath(path)
+    folder = os.path.dirname(target)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if os.path.isdir(target):
+        problem = "it is a folder"
+    elif not os.path.isdir(folder):
+        problem = f"{folder} is not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"nothing can be written in {folder}"
+    elif os.path.exists(target) and not os.access(target, os.R_OK | os.W_OK):
+        problem = "the file there cannot be written"
+    else:
+        return
+    raise ConfigError(
+        f"slipstream.events: expected a file that can be written, got {os.fspath(path)!r}: {problem}; "
+        "choose another path"
+    )
 
 
 def event_log(config: SlipstreamConfig) -> EventLog:

@@ -1,4 +1,8 @@
-"""How publisher and subscriber reach each other: two small interfaces, and the in-process implementation."""
+"""How publisher and subscriber reach each other: two small interfaces, and the in-process implementation.
+
+A channel serves one sync. Messages that an earlier one left in it are dropped, so nothing wrong can come of using it
+again, but a sync may fail because of them.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,8 @@ class InProcessHub:
         return InProcessSubscriber(peer, self._inbox, self._outboxes[peer])
 
     def send(self, peer: bytes, data: bytes) -> None:
+        if peer not in self._outboxes:
+            raise SyncTimeoutError(f"engine worker {peer!r} is gone")
         self._outboxes[peer].put(data)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:

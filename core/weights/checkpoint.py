@@ -22,12 +22,17 @@ class Merged(NamedTuple):
     """dtype that the trainer casts to before it compares."""
 
 
+def table_digest(specs: tuple[TensorSpec, ...], run: int) -> str:
+    """Names a table of one publisher run: another run cuts its units differently."""
+    return digest((run, specs))
+
+
 class Checkpoint:
     """The table of tensors of one publisher run."""
 
-    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
-        self.specs = specs
-        self.digest = digest(specs)
+    def __init__(self, specs: tuple[TensorSpec, ...], run: int) -> None:
+        self.specs, self.run = specs, run
+        self.digest = table_digest(specs, run)
         self.elements = sum(spec.numel for spec in specs)
         self.dense_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)
         self.kinds: tuple[Kind, ...] = ()
@@ -51,8 +56,11 @@ class Checkpoint:
         self.kinds, self.dtypes = merged
 
     def agrees(self, merged: Merged) -> bool:
-        """Whether `merged` is what was adopted."""
-        return merged == (self.kinds, self.dtypes)
+        """Whether `merged` is what was adopted, but for tensors that no worker takes any more."""
+        adopted = zip(self.kinds, self.dtypes, strict=True)
+        return all(
+            one[0] == _UNUSED or one == other for one, other in zip(zip(*merged, strict=True), adopted, strict=True)
+        )
 
     @staticmethod
     def layout_digest(tensors: tuple[TensorLayout, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,10 +13,12 @@ import numpy as np
 
 from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint
+from slipstream.core.weights.conversation import Conversation, Frame, State
 from slipstream.core.weights.errors import (
     AuditMismatchError,
     EngineFailedError,
     FingerprintMismatchError,
+    LayoutChangedError,
     SyncError,
     SyncTimeoutError,
     UncertainCommitError,
@@ -62,7 +65,9 @@ class Peer:
     """One engine worker during an exchange."""
 
     hello: Hello
+    talk: Conversation
     layout: WorkerLayout | None = None
+    applied: Applied | None = None
 
 
 class Delivery:
@@ -74,6 +79,8 @@ class Delivery:
         self._timeout = timeout
         self._sender = sender
         self.peers: dict[bytes, Peer] = {}
+        self.sent: dict[tuple[str, bool], int] = {}
+        """Bytes of frames that each worker of a group was sent; see `groups`."""
 
     def handshake(
         self, workers: int, known: dict[str, WorkerLayout], units_of: Callable[[WorkerLayout], tuple[WireUnit, ...]]
@@ -83,20 +90,19 @@ class Delivery:
         `units_of` gives the units for a layout; a worker is told them once.
         """
         while sum(peer.layout is not None for peer in self.peers.values()) < workers:
-            address, message = self._next()
+            address, message = self._next(meeting=True)
+            peer = self.peers[address]
             if isinstance(message, Hello):
-                peer = self.peers[address] = Peer(message)
                 if message.worker in known and message.table == self._table.digest:
                     peer.layout = known[message.worker]
                 else:
-                    self._channel.send(address, encode(Table(self._table.specs)))
-            elif isinstance(message, Layout) and address in self.peers:
-                worker = self.peers[address].hello.worker
-                layout = WorkerLayout(self._table.layout_digest(message.tensors), message.tensors)
+                    self._say(address, Table(self._table.specs, self._table.run))
+            elif isinstance(message, Layout):
+                peer.layout = WorkerLayout(self._table.layout_digest(message.tensors), message.tensors)
                 # Recording a layout forgets the version, so the version of its Hello no longer counts.
-                self.peers[address] = Peer(Hello(worker, None, None, self._table.digest), layout)
-                known[worker] = layout
-                self._channel.send(address, encode(Units(self._sender, units_of(layout))))
+                peer.hello = Hello(peer.hello.worker, None, None, self._table.digest)
+                known[peer.hello.worker] = peer.layout
+                self._say(address, Units(self._sender, units_of(peer.layout)))
             else:
                 raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
 
@@ -120,7 +126,7 @@ class Delivery:
     def send_update(self, group: Sequence[bytes], begin: Begin, identity: Identity, chunks: Sequence[Chunk]) -> int:
         """Send one update to the workers of `group`; return the bytes of all frames sent."""
         for address in group:
-            self._channel.send(address, encode(begin))
+            self._say(address, begin)
         return self._send_frames(group, identity, chunks)
 
     def confirm(self, expected: Mapping[str, list[int]], units: Mapping[str, Sequence[WireUnit]]) -> None:
@@ -133,8 +139,9 @@ class Delivery:
         Raises:
             FingerprintMismatchError: a worker holds other bits.
         """
-        for peer, message in self._collect(Applied):
+        for peer, message in self._collect(Applied, set(self.peers)):
             assert peer.layout is not None
+            peer.applied = message
             want = np.array(expected[peer.layout.digest], "<u8")
             got = np.frombuffer(message.fingerprints, "<u8")
             wrong = np.flatnonzero(want != got) if want.shape == got.shape else np.arange(len(want))
@@ -154,12 +161,22 @@ class Delivery:
         Raises:
             UncertainCommitError: a worker did not confirm.
         """
+        lost: Exception | None = None
+        told: set[bytes] = set()
         try:
             for address in self.peers:
-                self._channel.send(address, encode(Commit(audit)))
-            for _ in self._collect(Done):
+                try:
+                    self._say(address, Commit(audit))
+                    told.add(address)
+                except SyncError as error:  # one that is gone must not keep the verdict from the others
+                    lost = error
+            for _ in self._collect(Done, told):
                 pass
-        except SyncError as error:
+            if lost is not None:
+                raise lost
+        except Exception as error:
+            if audit:
+                self.abort("there is no audit, because not every engine worker confirmed the commit")
             raise UncertainCommitError(
                 f"not every engine worker confirmed the commit ({error}); the next sync seeds those that went back"
             ) from error
@@ -171,10 +188,10 @@ class Delivery:
             AuditMismatchError: the dense load changed something.
         """
         for address in self.peers:
-            self._channel.send(address, encode(Units(self._sender, units)))
+            self._say(address, Units(self._sender, units))
         self._send_frames(tuple(self.peers), identity, chunks)
         compared = 0
-        for peer, outcome in self._collect(Audited):
+        for peer, outcome in self._collect(Audited, set(self.peers)):
             compared += outcome.compared
             if outcome.different:
                 raise AuditMismatchError(
@@ -184,19 +201,21 @@ class Delivery:
                 )
         return compared
 
-    def abort(self, reason: str) -> None:
-        """Tell every worker seen so far to undo; one that is gone has nothing to undo."""
-        for address in self.peers:
-            try:
-                self._channel.send(address, encode(Abort(reason)))
-            except SyncError as error:
-                logger.debug("nothing to abort: %s", error)
+    def abort(self, reason: str, reseed: bool = False) -> None:
+        """Tell every worker seen so far to undo; one that gave up or is gone has nothing to undo."""
+        for address, peer in self.peers.items():
+            if peer.talk.state is not State.ENDED:
+                try:
+                    self._say(address, Abort(reason, reseed))
+                except Exception as error:  # the others must still hear it
+                    logger.debug("nothing to abort: %s", error)
 
     def _send_frames(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
         sent = 0
         for index, chunk in enumerate(chunks):
             frame = pack_frame(identity, index, chunk())
             for address in group:
+                self.peers[address].talk.step(Frame)
                 try:
                     self._channel.send(address, frame)
                 except SyncTimeoutError:
@@ -206,20 +225,46 @@ class Delivery:
                 sent += len(frame)
         return sent
 
-    def _collect(self, kind: type[_M]) -> Iterator[tuple[Peer, _M]]:
-        waiting = set(self.peers)
+    def _collect(self, kind: type[_M], waiting: set[bytes]) -> Iterator[tuple[Peer, _M]]:
         while waiting:
             address, message = self._next()
-            if not isinstance(message, kind) or address not in waiting:
+            if not isinstance(message, kind):
                 raise SyncError(f"expected {kind.__name__} from a worker, got {type(message).__name__}")
             waiting.discard(address)
             yield self.peers[address], message
 
-    def _next(self, timeout: float | None = None) -> tuple[bytes, Message]:
-        address, data = self._channel.receive(self._timeout if timeout is None else timeout)
-        message = decode(data)
-        if isinstance(message, Failed):
-            raise EngineFailedError(
-                f"an engine worker could not apply the update: {message.error}\n{message.traceback}"
-            )
-        return address, message
+    def _say(self, address: bytes, message: Message) -> None:
+        talk = self.peers[address].talk
+        talk.step(type(message))
+        self._channel.send(address, encode(message, talk.exchange))
+
+    def _next(self, timeout: float | None = None, meeting: bool = False) -> tuple[bytes, Message]:
+        """Next message of this exchange.
+
+        Args:
+            timeout: seconds; the usual ones by default.
+            meeting: a worker that reports is welcome; otherwise it is sent away, and the others go on.
+        """
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        while True:
+            address, data = self._channel.receive(max(0.0, deadline - time.monotonic()))
+            message, exchange = decode(data)
+            peer = self.peers.get(address)
+            if isinstance(message, Hello) and (peer is None or peer.talk.exchange != exchange):
+                if not meeting:
+                    self._channel.send(address, encode(Abort("an update is under way; join the next one"), exchange))
+                    continue
+                peer = self.peers[address] = Peer(message, Conversation(exchange))
+            elif isinstance(message, Hello):
+                continue  # said twice
+            if peer is None or peer.talk.exchange != exchange:
+                logger.debug("dropped %s of an earlier exchange", type(message).__name__)
+                continue
+            peer.talk.step(type(message))
+            if isinstance(message, Failed) and message.reseed:
+                raise LayoutChangedError(message.error)
+            if isinstance(message, Failed):
+                raise EngineFailedError(
+                    f"an engine worker could not apply the update: {message.error}\n{message.traceback}"
+                )
+            return address, message

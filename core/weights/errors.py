@@ -11,10 +11,17 @@ class SyncError(RuntimeError):
 class AbortedError(SyncError):
     """The other end gave the sync up."""
 
+    reseed = False
+    """Whether the other trainer ranks must know that it does so to start from a seed."""
+
 
 class UncertainCommitError(SyncError):
     """Every worker applied the update, but not every one confirmed the commit: some may have gone back to the old
     version. Do not generate with these engines before the next sync, which seeds those that did."""
+
+
+class LayoutChangedError(SyncError):
+    """Engine workers with another layout joined while an update for the old ones was staged."""
 
 
 class EngineFailedError(SyncError):

@@ -11,7 +11,7 @@ import torch
 from slipstream.core.weights.layout import Piece
 from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import I64, Bits, bits_dtype
-from slipstream.triton_kernels import Box, as_unsigned_numpy, fingerprint, restrict
+from slipstream.triton_kernels import Box, as_unsigned_numpy, fingerprint, gather, restrict
 
 MASK = 2**64 - 1
 
@@ -39,8 +39,7 @@ class HeldUnit(NamedTuple):
         values = np.empty(positions.size, bits_dtype(self.unit.width))
         for piece in self._distinct():
             taken, places = restrict(positions, piece.as_box())
-            found = self.storages[piece.storage][torch.from_numpy(places).to(self.storages[piece.storage].device)]
-            values[taken] = as_unsigned_numpy(found.cpu())
+            values[taken] = gather(self.storages[piece.storage], places)
         return values
 
     def fingerprint(self) -> int:

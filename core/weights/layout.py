@@ -72,6 +72,8 @@ class LayoutMap:
     fills: list[Fill] = field(default_factory=list)
     opaque: list[torch.Tensor] = field(default_factory=list)
     """Engine tensors that `loader` tensors write; saved whole before such a load, for the undo."""
+    served: dict[int, int] = field(default_factory=dict)
+    """Of the storages under `fills` and `opaque` those that the engine served from: data pointer to bytes."""
 
     @property
     def digest(self) -> str:
@@ -79,12 +81,13 @@ class LayoutMap:
         return digest(self.tensors)
 
     def is_current(self, live: dict[int, int]) -> bool:
-        """Whether every mapped storage is still the engine's.
+        """Whether every storage that an update writes is still the engine's.
 
         `live` maps storage data pointers to their size in bytes, from the engine's current parameters and buffers. An
         engine that replaced a parameter after the recording would otherwise be patched in memory it no longer reads.
         """
-        return all(live.get(s.data_ptr()) == s.numel() * s.element_size() for s in self.storages)
+        mapped = {s.data_ptr(): s.numel() * s.element_size() for s in self.storages}
+        return all(live.get(pointer) == size for pointer, size in (mapped | self.served).items())
 
 
 def source_box(box: Box) -> Box:

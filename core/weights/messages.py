@@ -14,9 +14,14 @@ Applied    ───────────────────────
 Done       ───────────────────────►
            ◄───────────────────────  Units and the frames of an audit, if Commit announced one
 Audited    ───────────────────────►
+
+`conversation` has this as a table that both ends run on. Every message carries the number of its exchange, which the
+worker draws for its Hello.
 """
 
 from __future__ import annotations
+
+import struct
 
 import msgspec
 import xxhash
@@ -36,13 +41,14 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """Publisher run whose weights it holds; None before a seed or after they were lost."""
     version: int | None
     table: str | None
-    """Digest of the checkpoint table its layout was recorded for."""
+    """Digest of the last table whose units all publishers of that run have told it."""
 
 
 class Table(msgspec.Struct, tag=True, frozen=True):
     """The checkpoint table: what the trainer sends, in order."""
 
     specs: tuple[TensorSpec, ...]
+    run: int
 
 
 class Layout(msgspec.Struct, tag=True, frozen=True):
@@ -71,8 +77,6 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     """Recompute the fingerprints from memory instead of carrying them forward."""
     sender: int
     """See `Units`."""
-    context: bytes = b""
-    """What the codec's decoder needs beside the frames."""
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
@@ -80,6 +84,10 @@ class Applied(msgspec.Struct, tag=True, frozen=True):
 
     fingerprints: bytes
     """uint64[units], little-endian: one fingerprint a unit, 0 for one that the engine's own loader takes."""
+    wait_seconds: float
+    """How long the worker waited for frames of this publisher."""
+    work_seconds: float
+    """How long it took over decoding and writing them, in all."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -87,6 +95,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
     error: str
     traceback: str
+    reseed: bool = False
+    """Passed on from the `Abort` of another publisher."""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True):
@@ -100,6 +110,8 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     """Undo the update, or do not start it."""
 
     reason: str
+    reseed: bool = False
+    """The layouts changed: every trainer rank has to start from a seed."""
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
@@ -117,25 +129,27 @@ class Audited(msgspec.Struct, tag=True, frozen=True):
 
 Message = Hello | Table | Layout | Units | Begin | Applied | Failed | Commit | Abort | Done | Audited
 _CHECKSUM_BYTES = 8
+_EXCHANGE = struct.Struct("<Q")
+_BODY = _CHECKSUM_BYTES + _EXCHANGE.size
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Message) -> bytes:
-    """Message to bytes: a checksum and msgpack."""
-    body = msgspec.msgpack.encode(message)
+def encode(message: Message, exchange: int) -> bytes:
+    """Message to bytes: a checksum, the number of the exchange and msgpack."""
+    body = _EXCHANGE.pack(exchange) + msgspec.msgpack.encode(message)
     return _checksum(body) + body
 
 
-def decode(data: bytes) -> Message:
-    """Bytes to message.
+def decode(data: bytes) -> tuple[Message, int]:
+    """Bytes to message and the number of its exchange.
 
     Raises:
         DamagedMessageError: not a message of this protocol version, or damaged on the way.
     """
-    if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
+    if len(data) < _BODY or data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
         raise DamagedMessageError("not a weight-sync message, or one that was damaged on the way")
     try:
-        return _decoder.decode(data[_CHECKSUM_BYTES:])
+        return _decoder.decode(data[_BODY:]), _EXCHANGE.unpack_from(data, _CHECKSUM_BYTES)[0]
     except msgspec.DecodeError as error:
         raise DamagedMessageError(
             f"not a weight-sync message ({error}); trainer and engine must run the same slipstream version"

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from slipstream.core.hooks import Codec, Transport, hookimpl
 from slipstream.core.weights.transports import zeromq
-from slipstream.core.weights.wire import elias_fano
+from slipstream.core.weights.wire import class_levels, elias_fano
+from slipstream.triton_kernels.class_codec import MAX_CLASSES
 
 
 @hookimpl
 def slipstream_codecs() -> Iterable[Codec]:
-    """Level 0."""
-    yield Codec(name="elias-fano", level=0, encode=elias_fano.encode, decode=elias_fano.decode)
+    """Levels 0 to 2."""
+    yield Codec(name="elias-fano", level=0, encoder=elias_fano.Encoder, decode=elias_fano.decode)
+    for level, most in ((1, 1), (2, MAX_CLASSES)):
+        yield Codec(
+            name="ulp" if level == 1 else "class",
+            level=level,
+            encoder=partial(class_levels.ClassEncoder, most),
+            decode=class_levels.decode,
+            dtypes=frozenset(class_levels.EXPONENTS),
+        )
 
 
 @hookimpl

@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import torch
 
@@ -14,14 +13,15 @@ from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
-from slipstream.core.weights.errors import FingerprintMismatchError, SyncError
+from slipstream.core.weights.errors import FingerprintMismatchError, LayoutChangedError, SyncError
 from slipstream.core.weights.layout import TensorLayout
-from slipstream.core.weights.messages import Abort, Begin, encode
+from slipstream.core.weights.messages import Abort, Begin, decode, encode
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards, whole_tensors
 from slipstream.core.weights.units import link_units
+from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
 from slipstream.core.weights.wire import NO_BASE, Identity
 from slipstream.triton_kernels import as_bits
 
@@ -30,64 +30,6 @@ logger = logging.getLogger(__name__)
 _REFUSE_SECONDS = 5.0
 Agree = Callable[[bool], bool]
 """Whether every trainer rank is ready, given whether this one is; a collective where there are several ranks."""
-
-
-@dataclass(frozen=True)
-class PublisherSettings:
-    """Options of a publisher; see `slipstream.core.config.WeightSyncConfig` for their meaning."""
-
-    timeout: float = 300.0
-    """Seconds to wait for each message of a worker."""
-    level: int = 0
-    chunk_bytes: int = 64 << 20
-    audit_every: int = 0
-    verify_every: int = 16
-    dense: bool = False
-    """Ship every element at every sync."""
-    keep_on_device: bool = False
-
-
-@dataclass
-class Update:
-    """Weights staged for delivery: the trainer's tensors are no longer needed after it exists."""
-
-    target: int
-    table: Checkpoint
-    seed: bool
-    """Every worker gets all elements."""
-    raw: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Trainer-dtype host copies, kept for a first seed or an audit."""
-    audit: bool = False
-    changed: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class SyncReport:
-    """What one sync did; with several trainer ranks, what this one had a part in."""
-
-    run: int
-    base: int | None
-    target: int
-    stage_seconds: float
-    """Gathering, comparing and encoding on the trainer."""
-    deliver_seconds: float
-    """From the first message to the last acknowledgement."""
-    payload_bytes: int
-    """Bytes of frames sent, over all workers."""
-    dense_bytes: int
-    """What the same workers would have been sent in full, in the trainer's dtype."""
-    changed_elements: int
-    total_elements: int
-    tensors: int
-    workers: int
-    seeded_workers: int
-    unverified_tensors: int
-    """Tensors that the engine's own loader transforms: no fingerprint covers them, only an audit does."""
-    audit_seconds: float = 0.0
-    """Time of the audit alone; not part of `deliver_seconds`."""
-    audited_tensors: int = 0
-    """Engine tensors compared with a dense load and found equal; 0 when this sync was not audited."""
 
 
 class Publisher:
@@ -106,9 +48,10 @@ class Publisher:
         self._sharded = shards is not None
         self._shards = shards or whole_tensors((), self.run)
         self._attempts = 0
+        self._staged: Update | None = None  # what `deliver` takes next
         self._acked: int | None = None
         self._warned = False
-        self._table = Checkpoint(self._shards.specs)
+        self._table = Checkpoint(self._shards.specs, self.run)
         self._snapshot = Snapshot(settings.keep_on_device)
         self._layouts: dict[str, WorkerLayout] = {}  # by worker name
         self._links: dict[str, SendingLink] = {}  # by layout digest
@@ -136,6 +79,9 @@ class Publisher:
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
         update = Update(self._attempts, self._table, seed, audit=audit)
+        if not seed:
+            for link in self._links.values():
+                link.begin(len(self._layouts))
         specs: list[TensorSpec] = []
         held = self._shards.held()
         failure: Exception | None = None
@@ -168,8 +114,9 @@ class Publisher:
             self._links.clear()
             self._warned = False
             self._shards = whole_tensors(specs, self.run)
-            self._table = update.table = Checkpoint(self._shards.specs)
+            self._table = update.table = Checkpoint(self._shards.specs, self.run)
         update.seconds = time.perf_counter() - start
+        self._staged = update
         return update
 
     def deliver(
@@ -189,12 +136,17 @@ class Publisher:
             FingerprintMismatchError, AuditMismatchError, SyncTimeoutError, SyncError: as their names say.
             Exception: what the channel was failed with.
             In every case but AuditMismatchError and UncertainCommitError the workers keep their old weights and the
-            snapshot its version; after those two and a FingerprintMismatchError the next sync is a dense seed where
-            it has to be.
+            snapshot its version; after those two, a FingerprintMismatchError and a LayoutChangedError the next sync is
+            a dense seed where it has to be.
         """
         start = time.perf_counter()
         delivery = Delivery(channel, update.table, self._settings.timeout, self._shards.rank)
         try:
+            if update is not self._staged:
+                raise SyncError(
+                    "this update was already delivered, or others were staged since; stage the weights again"
+                )
+            self._staged = None
             delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).units)
             self._adopt(update, delivery)
             seeded = self._to_seed(update, delivery)
@@ -204,11 +156,19 @@ class Publisher:
                 {digest: link.expected(update.seed) for digest, link in used.items()},
                 {digest: link.units for digest, link in used.items()},
             )
+            for (digest, is_seed), group in delivery.groups(seeded).items():
+                for address in group:
+                    timing = delivery.peers[address].applied
+                    assert timing is not None
+                    used[digest].observe(delivery.sent[digest, is_seed], timing, is_seed)
         except BaseException as error:
-            self._give_up(update, delivery, f"{type(error).__name__}: {error}")
-            if isinstance(error, FingerprintMismatchError):
-                self._acked = None  # the damage is older than this update: only a seed heals it
-            agree(False)
+            try:
+                reseed = isinstance(error, LayoutChangedError)
+                self._give_up(update, delivery, f"{type(error).__name__}: {error}", reseed)
+                if reseed or isinstance(error, FingerprintMismatchError):
+                    self._acked = None  # the cause is older than this update: only a seed heals it
+            finally:
+                agree(False)
             raise
         try:
             if not agree(True):
@@ -219,6 +179,7 @@ class Publisher:
         except BaseException as error:
             self._give_up(update, delivery, str(error))
             raise
+        level = max((link.level for link in used.values()), default=0)
         base = self._acked
         self._snapshot.commit()
         self._acked, self._links = update.target, used
@@ -241,6 +202,7 @@ class Publisher:
             tensors=len(update.table.specs),
             workers=workers,
             seeded_workers=len(seeded),
+            level=level,
             unverified_tensors=update.table.kinds.count("loader"),
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
@@ -250,8 +212,8 @@ class Publisher:
         """Send `workers` engine workers that already wait for a sync back to work, when staging has failed."""
         for _ in range(workers):
             try:
-                peer, _ = channel.receive(_REFUSE_SECONDS)
-                channel.send(peer, encode(Abort(reason)))
+                peer, data = channel.receive(_REFUSE_SECONDS)
+                channel.send(peer, encode(Abort(reason), decode(data)[1]))
             except Exception as error:
                 logger.debug("no worker to refuse: %s", error)
                 return
@@ -297,9 +259,9 @@ class Publisher:
             update.table.adopt(merged)
             self._fill_snapshot(update)
         elif not update.table.agrees(merged):
-            raise SyncError(
-                "an engine worker joined with another layout than the weights were staged for; restart it with the "
-                "settings of the others"
+            raise LayoutChangedError(
+                "the engine workers take other tensors, or in other dtypes, than those the weights were staged for; "
+                "the next sync is a dense seed for the workers that are there now"
             )
 
     def _fill_snapshot(self, update: Update) -> None:
@@ -347,8 +309,10 @@ class Publisher:
             link = self._links[digest]
             base = None if is_seed else self._acked
             chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
-            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank, link.context)
-            sent += delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
+            size = delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            delivery.sent[digest, is_seed] = size // len(group)
+            sent += size
         return sent
 
     def _seed_chunks(self, link: SendingLink) -> list[Chunk]:
@@ -367,24 +331,26 @@ class Publisher:
             return 0
         try:
             return delivery.audit(self._identity(None, update.target), link.units, self._seed_chunks(link))
-        except BaseException:
+        except BaseException as error:
             self._forget()
+            delivery.abort(f"the audit ended: {type(error).__name__}: {error}")
             raise
 
     def _identity(self, base: int | None, target: int) -> Identity:
         return Identity(self.run, NO_BASE if base is None else base, target)
 
-    def _give_up(self, update: Update, delivery: Delivery, reason: str) -> None:
+    def _give_up(self, update: Update, delivery: Delivery, reason: str, reseed: bool = False) -> None:
         self._discard()
         if update.seed:
             self._acked = None
-        delivery.abort(reason)
+        delivery.abort(reason, reseed)
 
     def _forget(self) -> None:
         self._discard()
         self._acked = None
 
     def _discard(self) -> None:
+        self._staged = None
         self._snapshot.roll_back()
         for link in self._links.values():
             link.discard()

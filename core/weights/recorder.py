@@ -201,7 +201,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 tensors.append(TensorLayout(spec.name, dtype, "mapped", tuple(pieces)))
             else:
                 tensors.append(TensorLayout(spec.name, spec.dtype, "unused", (), "the engine's loader ignores it"))
-        return LayoutMap(specs, tuple(tensors), storages, self.fills, _unique(self.opaque))
+        opaque = _unique(self.opaque)
+        beside = [t.untyped_storage() for t in (*opaque, *(fill.view for fill in self.fills))]
+        served = {s.data_ptr(): s.nbytes() for s in beside if self._live is not None and s.data_ptr() in self._live}
+        return LayoutMap(specs, tuple(tensors), storages, self.fills, opaque, served)
 
 
 def _box(source: torch.Tensor, target: torch.Tensor) -> Box:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from slipstream.core.weights.level import LevelChooser
+from slipstream.core.weights.messages import Applied
 from slipstream.core.weights.snapshot import TensorChanges
 from slipstream.core.weights.units import Link, Source
-from slipstream.core.weights.wire import I64, Bits, changes_section, range_section
+from slipstream.core.weights.wire import I64, Bits, Encoders, range_section
 from slipstream.triton_kernels import as_unsigned_numpy, change_fingerprint, fingerprint, restrict
 
 MASK = 2**64 - 1
@@ -19,17 +22,24 @@ MASK = 2**64 - 1
 class SendingLink:
     """Turns changes of the sender's tensors into sections of units, and carries the expected fingerprints forward."""
 
-    def __init__(self, link: Link, bits: Callable[[int], torch.Tensor], level: int) -> None:
+    def __init__(self, link: Link, bits: Callable[[int], torch.Tensor], level: int | None) -> None:
         """Start without an acknowledged version.
 
         Args:
             link: the units.
             bits: int[n], the flat integer bits of a tensor (by index) as the sender holds it.
-            level: codec level of the sections.
+            level: codec level of the sections; None chooses one for each update, by what the last ones took.
         """
         self.units = link.units
-        self.level = level
-        self.context = b""
+        self.level = level or 0
+        """Codec level of the staged update."""
+        self.changes = 0
+        """Changes in its sections."""
+        self.encode_seconds = 0.0
+        self._fixed_level = level
+        self._chooser = LevelChooser()
+        self._elements = sum(unit.numel for unit in link.units)
+        self._encoders: dict[int, Encoders] = {}
         self.sections: list[list[bytes]] = []
         """Finished sections of the staged update."""
         self._bits = bits
@@ -42,6 +52,19 @@ class SendingLink:
         self._moved: dict[int, int] = {}  # unit -> how the staged update moves its fingerprint
         self._acked: list[int] | None = None
         self._expected: list[int] = []
+
+    def begin(self, workers: int) -> None:
+        """A delta for so many workers is about to be staged."""
+        self.level = self._chooser.choose(self._elements, workers) if self._fixed_level is None else self._fixed_level
+        if self.level not in self._encoders:
+            self._encoders[self.level] = Encoders(self.level)
+
+    def observe(self, sent: int, timing: Applied, seed: bool) -> None:
+        """What a worker says of the `sent` bytes of an update that it was sent."""
+        self._chooser.observe_link(sent, timing.wait_seconds)
+        if not seed:
+            seconds = self.encode_seconds + timing.work_seconds
+            self._chooser.observe_codec(self.level, self._elements, self.changes, sent, seconds)
 
     def stage(self, tensor: int, changes: TensorChanges) -> None:
         """Take the changes of one tensor, while the snapshot still holds the old one; encode the units it completes."""
@@ -65,6 +88,8 @@ class SendingLink:
 
         What the loader makes of a change is unknown here, so they always travel whole.
         """
+        if self.level in self._encoders:
+            self._encoders[self.level].finish()
         for index, unit in enumerate(self.units):
             if unit.by_loader:
                 self.sections.append(range_section(index, 0, self.dense(index)))
@@ -87,6 +112,11 @@ class SendingLink:
             self._expected = [(f + self._moved.get(unit, 0)) & MASK for unit, f in enumerate(self._acked)]
         return self._expected
 
+    @property
+    def pending_fingerprints(self) -> list[int]:
+        """What `expected` returned last."""
+        return self._expected
+
     def commit(self) -> None:
         """The staged update is the base now."""
         self._acked = self._expected
@@ -95,15 +125,19 @@ class SendingLink:
     def discard(self) -> None:
         """Forget the staged update."""
         self.sections = []
+        self.changes, self.encode_seconds = 0, 0.0
         self._collected.clear()
         self._moved.clear()
 
     def _encode(self, unit: int) -> None:
         parts = self._collected.pop(unit, [])
         if parts:
+            start = time.perf_counter()
             changes = parts[0] if len(parts) == 1 else TensorChanges(*map(np.concatenate, zip(*parts, strict=True)))
             old = _UnitBefore(self, unit, changes)
-            self.sections.append(changes_section(unit, old, changes.positions, changes.new, self.level, self.context))
+            self.sections.append(self._encoders[self.level].section(unit, old, changes.positions, changes.new))
+            self.changes += changes.positions.size
+            self.encode_seconds += time.perf_counter() - start
 
     def _part(self, source: Source) -> Bits:
         bits = self._bits(source.tensor).cpu()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from slipstream.core.weights.wire import I64, Bits
-from slipstream.triton_kernels import as_bits, as_unsigned_numpy, extract_changes
+from slipstream.triton_kernels import as_bits, as_unsigned_numpy, extract_changes, gather
 
 
 class TensorChanges(NamedTuple):
@@ -62,7 +62,7 @@ class Snapshot:
         new = value.detach().contiguous().reshape(-1)
         positions, values = extract_changes(bits.to(new.device).view(new.dtype), new)
         positions, values = positions.to(bits.device), values.to(bits.device)
-        old = bits[positions]
+        old = _at(bits, positions)
         self._pending[tensor] = _Pending(positions, old)
         changes = TensorChanges(
             positions.cpu().numpy(), as_unsigned_numpy(old.cpu()), as_unsigned_numpy(as_bits(values).cpu())
@@ -82,3 +82,10 @@ class Snapshot:
         for tensor, pending in self._pending.items():
             self._bits[tensor][pending.positions] = pending.old
         self._pending.clear()
+
+
+def _at(bits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    if bits.device.type != "cpu":
+        return bits[positions]
+    found = gather(bits, positions.numpy())
+    return torch.from_numpy(found.view(f"i{found.itemsize}") if found.itemsize > 1 else found)

@@ -14,6 +14,8 @@ import torch
 from slipstream.core.hooks import plugins
 from slipstream.core.weights.assembly import TensorAssembly, UnitAssembly
 from slipstream.core.weights.channel import SubscriberChannel
+from slipstream.core.weights.checkpoint import table_digest
+from slipstream.core.weights.conversation import State
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutError
 from slipstream.core.weights.feed import Feed, expect
@@ -21,10 +23,10 @@ from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.messages import Applied, Audited, Begin, Commit, Done, Hello, Layout, Table, Units
 from slipstream.core.weights.recorder import record_layout
-from slipstream.core.weights.tensors import TensorSpec, digest
+from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import NO_BASE, Identity, Range, Section, UnitTable, unpack_frame
+from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,9 @@ class Subscriber:
                 feed.send(Hello(self._name, self._run, self._version, self._table))
             for feed in feeds:
                 self._meet(feed, timeout)
+            assert self._layout is not None, "Begin came before any Table"
+            # All have told it their units, or knew that it has them: from here on none needs to repeat them.
+            self._table = table_digest(self._layout.specs, feeds[0].begin.run)
             self._agree(feeds)
         except Exception as error:
             _tell(feeds, error)
@@ -92,14 +97,13 @@ class Subscriber:
         """Exchange what the two do not know of each other, up to the announcement of the update."""
         message = feed.receive(timeout)
         if isinstance(message, Table):
-            known = digest(message.specs)
+            self._table = None  # until every publisher has told its units
             layout = self._layout
-            if layout is None or known != digest(layout.specs):
+            if layout is None or message.specs != layout.specs:
                 layout = self._record(message.specs)
             feed.send(Layout(layout.tensors))
             units = feed.expect(Units, timeout)
             self._units[units.sender] = units.units
-            self._table = known  # from here on this publisher need not repeat itself
             message = feed.receive(timeout)
         feed.begin = expect(message, Begin)
         if feed.begin.sender not in self._units:
@@ -126,7 +130,6 @@ class Subscriber:
 
     def _record(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
         self.invalidate("new checkpoint table")
-        self._table = None
         self._units.clear()
         self._layout = layout = record_layout(
             self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages().keys()
@@ -148,14 +151,20 @@ class Subscriber:
         assert layout is not None, "Begin came before any Table"
         units = [unit for feed in feeds for unit in feed.units]
         transaction = Transaction(layout, units, self._engine)
+        start = time.perf_counter()
         try:
             self._write(feeds, transaction, layout, timeout)
+            worked = time.perf_counter() - start - sum(feed.waited for feed in feeds)
             fingerprints = {feed.begin.sender: self._fingerprints_of(feed, transaction, layout) for feed in feeds}
             for feed in feeds:
-                feed.send(Applied(np.array(fingerprints[feed.begin.sender], "<u8").tobytes()))
+                told = np.array(fingerprints[feed.begin.sender], "<u8").tobytes()
+                feed.send(Applied(told, feed.waited, worked))
             committed, audit = self._await_commit(feeds, timeout)
         except BaseException as error:
             self._undo(transaction)
+            if isinstance(error, CorruptFrameError):
+                # The checksum was right, so what it was decoded against may be wrong: only a seed heals that.
+                self.invalidate("an update could not be decoded against the weights in memory")
             _tell(feeds, error)
             raise
         self._run, self._version, self._fingerprints = feeds[0].begin.run, feeds[0].begin.target, fingerprints
@@ -225,7 +234,7 @@ class Subscriber:
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
         held = None if begin.base is None else lambda unit: HeldUnit(units[unit], layout.storages)
         for index in range(begin.frames):
-            sections = unpack_frame(feed.frame(timeout), identity, index, table, held, begin.context)
+            sections = unpack_frame(feed.frame(timeout), identity, index, table, held)
             yield [section._replace(unit=section.unit + feed.first) for section in sections]
 
     def _fingerprints_of(self, feed: Feed, transaction: Transaction, layout: LayoutMap) -> list[int]:
@@ -272,10 +281,11 @@ class Subscriber:
 
 
 def _tell(feeds: Sequence[Feed], error: BaseException) -> None:
-    """Report an error to the publishers, unless they are the ones that gave up or the only one is not there."""
-    if not isinstance(error, AbortedError) and not (isinstance(error, SyncTimeoutError) and len(feeds) == 1):
+    """Report an error to the publishers, but not to those that gave up, nor to the only one when it is not there."""
+    if not (isinstance(error, SyncTimeoutError) and len(feeds) == 1):
         for feed in feeds:
-            feed.report(error)
+            if feed.talk.state is not State.ENDED:
+                feed.report(error)
 
 
 def _whole_units(feed: Feed, units: tuple[WireUnit, ...], timeout: float) -> Iterator[tuple[WireUnit, torch.Tensor]]:

@@ -68,10 +68,14 @@ class Transaction:
         begun += [self._layout.specs[tensor].name for tensor in self._tensors.begun()]
         if begun:
             raise CorruptFrameError(f"the update ended inside {', '.join(begun[:5])}")
-        if self._for_loader:
+        self.load([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+
+    def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Run the engine's loader on whole tensors, after saving what it is known to write."""
+        if weights:
             for tensor in self._layout.opaque:
                 self._save(tensor)
-            self._run_loader([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+            self._run_loader(weights)
 
     def roll_back(self) -> None:
         """Restore every element that was written, last write first."""

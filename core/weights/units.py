@@ -75,7 +75,9 @@ class Link:
     """In ascending order of (tensor, unit)."""
 
 
-def link_units(specs: Sequence[TensorSpec], layouts: Sequence[TensorLayout], senders: Senders, rank: int) -> Link:
+def link_units(
+    specs: Sequence[TensorSpec], layouts: Sequence[TensorLayout], senders: Senders, rank: int, small: int = SMALL
+) -> Link:
     """Units between one trainer rank and the workers of one layout.
 
     Args:
@@ -83,6 +85,7 @@ def link_units(specs: Sequence[TensorSpec], layouts: Sequence[TensorLayout], sen
         layouts: how the worker holds each tensor of it.
         senders: how the trainer ranks hold them.
         rank: the trainer rank that sends.
+        small: parts below this many elements share units; 0 gives each part its own.
 
     Raises:
         SyncError: the worker holds elements that no trainer rank has.
@@ -91,7 +94,7 @@ def link_units(specs: Sequence[TensorSpec], layouts: Sequence[TensorLayout], sen
     widths = {layout.name: DTYPES[layout.dtype].itemsize for layout in layouts}
     index_of = {spec.name: index for index, spec in enumerate(specs)}
     mine = plan(senders, {"": needs}, widths).of_sender(rank)
-    builder = _Builder()
+    builder = _Builder(small)
     for transfer in sorted(mine, key=lambda transfer: index_of[transfer.tensor]):
         tensor = index_of[transfer.tensor]
         builder.add(tensor, layouts[tensor], transfer)
@@ -118,14 +121,15 @@ class _Growing:
 class _Builder:
     """Puts parts into units, in the order of the checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, small: int) -> None:
+        self._small = small
         self._units: list[_Growing] = []
         self._sources: list[Source] = []
         self._open: dict[str, int] = {}  # dtype -> the unit that still takes small parts
 
     def add(self, tensor: int, layout: TensorLayout, part: Transfer) -> None:
         """Append a part; one for the engine's own loader is a unit of its own."""
-        small = layout.kind == "mapped" and part.numel < SMALL
+        small = layout.kind == "mapped" and part.numel < self._small
         index = self._open.get(layout.dtype) if small else None
         if index is None:
             index = len(self._units)
@@ -138,7 +142,7 @@ class _Builder:
         unit.numel += part.numel
         if small:
             self._open[layout.dtype] = index
-            if unit.numel >= SMALL:
+            if unit.numel >= self._small:
                 del self._open[layout.dtype]
 
     def link(self) -> Link:

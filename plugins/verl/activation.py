@@ -21,6 +21,7 @@ def install(module: ModuleType) -> None:
         "verl.workers.rollout.replica": _replica,
         "verl.checkpoint_engine.base": _checkpoint_engine,
         "verl.trainer.ppo.v1.trainer_base": _trainer,
+        "verl.workers.engine_workers": _trainer_worker,
     }[module.__name__](module, config)
 
 
@@ -67,3 +68,9 @@ def _trainer(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.metrics import merge_into_step
 
     module.PPOTrainer._consume_sync_metrics = merge_into_step(module.PPOTrainer._consume_sync_metrics)
+
+
+def _trainer_worker(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.shards import hand_over
+
+    module.ActorRolloutRefWorker.init_model = hand_over(module.ActorRolloutRefWorker.init_model)

@@ -5,62 +5,73 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import ray
 import torch
 
 from slipstream.core.weights import ZmqPublisherChannel
 from slipstream.plugins.verl import publishing
-from slipstream.plugins.verl.publishing import VerlPublisher
-from slipstream.plugins.verl.rollout import WIRE_FORMAT, RemoteUpdate
+from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
+from slipstream.plugins.verl.rollout import WIRE_FORMAT, RemoteUpdate, node_address
 from verl.checkpoint_engine.base import CheckpointEngine
 
 
 class SlipstreamCheckpointEngine(CheckpointEngine):
-    """Trainer rank 0 publishes over TCP; every engine worker connects to it directly.
+    """Trainer ranks publish over TCP; every engine worker connects to them directly.
 
-    verl builds one in each trainer rank and one beside each rollout rank. The latter only passes the address on: the
-    weights never go through the checkpoint-engine process.
+    Where the trainer shows its shards, all ranks publish what they hold, otherwise rank 0 publishes gathered tensors.
+    verl builds an engine in each trainer rank and one beside each rollout rank. The latter only passes the addresses
+    on: the weights never go through the checkpoint-engine process.
     """
 
     wire_format = WIRE_FORMAT
+    slipstream_shards: ShardSource | None = None
+    """Set by the worker that owns this engine, on trainer ranks."""
 
     def __init__(self, bucket_size: int = 0, is_master: bool = False, **_: Any) -> None:
         self._is_master = is_master
-        self._publisher = VerlPublisher()
+        self._built: VerlPublisher | None = None
         self._channel: ZmqPublisherChannel | None = None
-        self._endpoint = ""
+        self._endpoints: list[str] = []
         self._workers = 0
 
+    @property
+    def _publisher(self) -> VerlPublisher:
+        if self._built is None:
+            self._built = VerlPublisher(self.slipstream_shards)
+        return self._built
+
+    @property
+    def _publishes(self) -> bool:
+        return self._is_master or self._publisher.shards is not None
+
     def prepare(self) -> dict[str, Any]:
-        """Open the address of the coming sync (trainer rank 0)."""
-        if not self._is_master:
+        """Open the address of the coming sync, on ranks that publish."""
+        if not self._publishes:
             return {}
         self._close()
-        host = str(ray.util.get_node_ip_address()).strip("[]")  # type: ignore[no-untyped-call]
-        self._channel = self._publisher.open(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
+        self._channel = self._publisher.open(node_address())
         return {"endpoint": self._channel.endpoint}
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Tell every rank the address and how many workers will connect."""
-        endpoint = metadata[0]["endpoint"]
+        """Tell every rank the addresses and how many workers will connect."""
+        endpoints = [told["endpoint"] for told in metadata[:actor_wg_world_size] if told]
 
         def arguments(ranks: int) -> dict[str, list[Any]]:
-            return {"endpoint": [endpoint] * ranks, "workers": [rollout_world_size] * ranks}
+            return {"endpoints": [endpoints] * ranks, "workers": [rollout_world_size] * ranks}
 
         return arguments(actor_wg_world_size), arguments(rollout_world_size)
 
-    def init_process_group(self, endpoint: str, workers: int) -> None:  # type: ignore[override]
+    def init_process_group(self, endpoints: list[str], workers: int) -> None:  # type: ignore[override]
         """Remember the topology; there is no process group."""
-        self._endpoint, self._workers = endpoint, workers
+        self._endpoints, self._workers = endpoints, workers
 
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Publish from rank 0; the other ranks only take part in gathering the tensors."""
-        if not self._is_master:
+        """Publish; a rank that does not only takes part in gathering the tensors."""
+        if not self._publishes:
             for _ in weights:
                 pass
             return {}
@@ -71,13 +82,13 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
             workers=self._workers,
             call_engine=_nothing,  # verl's manager calls the rollout side by itself
             step=global_steps,
-            agree=lambda ready: ready,
-            log=True,
+            agree=(lambda ready: ready) if self._publisher.shards is None else all_ranks,
+            log=self._is_master,
         )
 
     def receive_weights(self, global_steps: int | None = None) -> RemoteUpdate:  # type: ignore[override]
-        """Hand the address to the rollout's server adapter."""
-        return RemoteUpdate(self._endpoint, self._publisher.timeout)
+        """Hand the addresses to the rollout's server adapter."""
+        return RemoteUpdate(self._endpoints, self._publisher.timeout)
 
     def finalize(self) -> None:
         """Close the address of this sync."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import uuid
 from types import ModuleType
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
+from slipstream.core.telemetry import check_path
 
 RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
 """Environment variable that sets the sockets of one run apart from those of another on the same node."""
@@ -29,7 +33,9 @@ def _validating(validate_config: Any) -> Any:
     def validate(config: Any, *args: Any, **kwargs: Any) -> Any:
         node = config.get("slipstream")
         if node is not None:
-            _check(config, parse_config(node))
+            slipstream = parse_config(node)
+            _check_ray()
+            check(config, slipstream)
         return validate_config(config, *args, **kwargs)
 
     return validate
@@ -41,22 +47,34 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         env = get_ppo_ray_runtime_env(config)
         node = config.get("slipstream") if config is not None else None
         if node is not None:
-            env["env_vars"][SLIPSTREAM_NODE] = to_json(parse_config(node))
+            slipstream = parse_config(node)
+            if slipstream.events is not None:
+                # Ray's workers have folders of their own.
+                slipstream = dataclasses.replace(slipstream, events=os.path.abspath(slipstream.events))
+            env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env
 
 
-def _check(config: Any, slipstream: SlipstreamConfig) -> None:
-    """Refuse combinations that this version cannot serve.
+def check(config: Any, slipstream: SlipstreamConfig) -> None:
+    """Refuse combinations that this version cannot serve: in the driver of a run, and in `slipstream config`.
+
+    Args:
+        config: the composed configuration of a verl trainer, with a `slipstream` node.
+        slipstream: that node, parsed.
 
     Raises:
         ConfigError: with the key, what it needs and what to do.
     """
-    _check_ray()
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
+    if backend != BACKEND and "mode" not in (config.slipstream.get("weight_sync") or {}):
+        raise ConfigError(
+            "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
+            "go on without slipstream; add +slipstream=sync and write the settings without a plus"
+        )
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(
@@ -68,9 +86,11 @@ def _check(config: Any, slipstream: SlipstreamConfig) -> None:
     if backend != BACKEND:
         raise ConfigError(
             f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs "
-            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; remove that override {off}"
+            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; "
+            f"add +slipstream=sync, which sets it, remove an override of it, {off}"
         )
-    if rollout.name != "vllm":
+    # verl leaves the name to the user; its own error says so when there is none.
+    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
         raise ConfigError(
             f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs actor_rollout_ref.rollout.name=vllm "
             f"in this version, got {rollout.name}; choose vllm {off}"
@@ -86,6 +106,8 @@ def _check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream weight sync does not serve prefill/decode disaggregation yet: set "
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
+    if slipstream.events is not None:
+        check_path(slipstream.events)
 
 
 def _check_ray() -> None:

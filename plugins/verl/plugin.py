@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from slipstream.core.config import SlipstreamConfig
 from slipstream.core.hooks import Framework, hookimpl
 from slipstream.plugins.verl.seams import seam_table
+
+HYDRA_CONFIG = "verl.trainer.config:ppo_trainer"
 
 
 def _demo(**arguments: object) -> int | None:
@@ -14,9 +18,20 @@ def _demo(**arguments: object) -> int | None:
     return demo(**arguments)  # type: ignore[arg-type]
 
 
+def _check_config(config: Any, slipstream: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.driver import check
+
+    check(config, slipstream)
+
+
 @hookimpl
 def slipstream_frameworks() -> Iterable[Framework]:
     """verl."""
     yield Framework(
-        name="verl", distribution="verl", seams=seam_table, demo=_demo, hydra_config="verl.trainer.config:ppo_trainer"
+        name="verl",
+        distribution="verl",
+        seams=seam_table,
+        demo=_demo,
+        hydra_config=HYDRA_CONFIG,
+        check_config=_check_config,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +20,13 @@ from slipstream.core.weights import (
     PublisherSettings,
     SyncError,
     SyncReport,
+    TrainerShards,
+    Update,
     ZmqPublisherChannel,
 )
+from slipstream.core.weights.publisher import Agree
+
+logger = logging.getLogger(__name__)
 
 last_metrics: dict[str, float] = {}
 """Metrics of this process's last sync, for the trainer's tracker."""
@@ -30,7 +37,7 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
     sync = config.weight_sync
     return PublisherSettings(
         timeout=sync.timeout_seconds,
-        level=sync.level,
+        level=None if sync.level == "auto" else sync.level,
         chunk_bytes=sync.chunk_megabytes << 20,
         audit_every=sync.audit_every,
         verify_every=sync.verify_every,
@@ -39,15 +46,51 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
     )
 
 
+class ShardSource(Protocol):
+    """A training engine that shows what each rank holds; see `shards`."""
+
+    def obstacle(self) -> str:
+        """Why weights have to be gathered all the same; empty when they need not."""
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """(name, flat local tensor)."""
+
+    def exchange(self) -> TrainerShards:
+        """Tell the other ranks what this one holds; a collective."""
+
+
 class VerlPublisher:
     """One stream of weights out of this trainer process."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: ShardSource | None = None) -> None:
+        """Start without an acknowledged version.
+
+        Args:
+            shards: where this rank's own part of the weights comes from; used unless the configuration or the training
+                engine want them gathered.
+        """
         config = from_environment()
         assert config is not None, "registered only in runs that carry the node"
         self._config = config
         self._events = event_log(config)
-        self._publisher = Publisher(publisher_settings(config))
+        self.shards = shards if shards is not None and self._may_shard(shards) else None
+        """Set when every trainer rank publishes its own shards."""
+        self._built: Publisher | None = None
+
+    def _may_shard(self, shards: ShardSource) -> bool:
+        if self._config.weight_sync.senders == "one":
+            return False
+        obstacle = shards.obstacle()
+        if obstacle:
+            logger.info("weights are gathered before they are sent: %s", obstacle)
+        return not obstacle
+
+    @property
+    def _publisher(self) -> Publisher:
+        if self._built is None:
+            held = None if self.shards is None else self.shards.exchange()
+            self._built = Publisher(publisher_settings(self._config), held)
+        return self._built
 
     @property
     def timeout(self) -> float:
@@ -58,6 +101,30 @@ class VerlPublisher:
         """Bind the endpoint that the engine workers of one sync connect to."""
         channel: ZmqPublisherChannel = plugins().transport("zeromq").open("publisher", endpoint, self.timeout)
         return channel
+
+    @contextmanager
+    def shared(self, address: str) -> Iterator[tuple[ZmqPublisherChannel, list[str]]]:
+        """Bind an address on every trainer rank; yield this rank's channel and the endpoints of all. A collective.
+
+        Raises:
+            SyncError: another rank could not bind its address.
+        """
+        channel, failure = None, None
+        try:
+            channel = self.open(address)
+        except Exception as error:
+            failure = error
+        endpoints: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(endpoints, channel.endpoint if channel is not None else "")
+        try:
+            if failure is not None:
+                raise failure
+            if channel is None or not all(endpoints):
+                raise SyncError("another trainer rank could not open its address; its own error says why")
+            yield channel, endpoints
+        finally:
+            if channel is not None:
+                channel.close()
 
     async def publish(
         self,
@@ -72,7 +139,8 @@ class VerlPublisher:
         """Stage `weights`, have the engine connect, deliver, and return metrics.
 
         Args:
-            weights: consumed in this thread, since its items are collectives of the trainer's ranks.
+            weights: gathered tensors, consumed in this thread, since its items are collectives of the trainer's ranks;
+                not looked at when this rank publishes its shards.
             channel: closed by the caller.
             workers: engine workers that will connect.
             call_engine: starts the workers' side; its failure ends the sync with the engine's error.
@@ -86,7 +154,7 @@ class VerlPublisher:
             Exception: see `Publisher.stage` and `Publisher.deliver`.
         """
         try:
-            update = self._publisher.stage(weights)
+            update = self._publisher.stage(weights if self.shards is None else self.shards.tensors())
             if log:
                 started = WeightSyncStarted(f"{self._publisher.run:x}", self._publisher.acked, update.target, workers)
                 plugins().hook.slipstream_before_weight_sync(event=started)
@@ -101,7 +169,7 @@ class VerlPublisher:
             )
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
-        report = await asyncio.to_thread(self._publisher.deliver, update, channel, workers, agree)
+        report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
         await engine
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
@@ -109,6 +177,51 @@ class VerlPublisher:
         last_metrics.clear()
         last_metrics.update(sync_metrics(report))
         return dict(last_metrics)
+
+    def _deliver(self, update: Update, channel: PublisherChannel, workers: int, agree: Agree) -> SyncReport:
+        """Deliver; with several publishing ranks, report what all of them did together."""
+        verdicts: list[bool] = []
+
+        def noted(ready: bool) -> bool:
+            verdicts.append(agree(ready))
+            return verdicts[-1]
+
+        report = None
+        try:
+            report = self._publisher.deliver(update, channel, workers, noted)
+        finally:
+            # Once the ranks have agreed all of them get here, whatever happens to one of them afterwards.
+            reports = _gathered(report) if self.shards is not None and verdicts == [True] else [report]
+        return together([each for each in reports if each is not None])
+
+
+def all_ranks(ready: bool) -> bool:
+    """Whether every trainer rank is ready: one collective, so that no rank commits while another has failed."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return ready
+    flag = torch.tensor([int(ready)])
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def _gathered(report: SyncReport | None) -> list[SyncReport | None]:
+    reports: list[SyncReport | None] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(reports, report)
+    return reports
+
+
+def together(reports: Sequence[SyncReport]) -> SyncReport:
+    """One report for the ranks of a trainer: amounts added up, times of the slowest."""
+    total = reports[0]
+    for report in reports[1:]:
+        added = {name: getattr(total, name) + getattr(report, name) for name in _ADD_UP}
+        slowest = {name: max(getattr(total, name), getattr(report, name)) for name in _LARGEST}
+        total = replace(total, **added, **slowest)
+    return total
+
+
+_ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
+_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "level")
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -123,6 +236,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),
         "seeded_workers": report.seeded_workers,
+        "level": report.level,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
 

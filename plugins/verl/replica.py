@@ -23,14 +23,14 @@ class SlipstreamHttpServer(vLLMHttpServer):
         # Level 2 throws the weights away, and a delta needs its base: keep them in host memory while asleep.
         return 1
 
-    async def slipstream_sync(self, endpoint: str, timeout: float) -> None:
-        """Make every worker take part in the sync at `endpoint`.
+    async def slipstream_sync(self, endpoints: list[str], timeout: float) -> None:
+        """Make every worker take part in the sync at `endpoints`.
 
         Raises:
             EngineFailedError: with the errors of all workers that failed.
         """
         outcomes = await self.engine.collective_rpc(
-            method="slipstream_sync", kwargs={"endpoint": endpoint, "timeout": timeout}
+            method="slipstream_sync", kwargs={"endpoints": endpoints, "timeout": timeout}
         )
         if failed := failures(outcomes):
             raise EngineFailedError("; ".join(failed))

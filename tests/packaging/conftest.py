@@ -152,6 +152,19 @@ def editable_install(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(python, tmp, source / "build")
 
 
-@pytest.fixture(params=["wheel_install", "editable_install"])
+@pytest.fixture(scope="session")
+def readme_install(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The first command of the README, in a clone."""
+    block = (ROOT / "README.md").read_text().partition("### verl")[2].split("```")[1]
+    command, *_ = (line.partition("#")[0].split() for line in block.splitlines() if line.startswith("pip "))
+    tmp = tmp_path_factory.mktemp("readme-install")
+    python = fresh_layer(tmp / "venv")
+    offline = ("--no-index", "--no-build-isolation")  # what it needs is in the layer
+    pip(python, *command[1:], *offline, cwd=copy_sources(tmp / "src"))
+    (site,) = (tmp / "venv").glob("lib/python*/site-packages")
+    return Installed(python, tmp, site)
+
+
+@pytest.fixture(params=["wheel_install", "editable_install", "readme_install"])
 def installed(request: pytest.FixtureRequest) -> Installed:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from .conftest import ROOT, SOURCE_TOPS, Layout, tree_files
 
@@ -93,6 +95,20 @@ def test_base_install_is_light_and_unpinned(requirements: list[Requirement]) -> 
     base = [requirement for requirement in requirements if "extra" not in str(requirement.marker)]
     assert {requirement.name for requirement in base} & HEAVY == set()
     assert [str(requirement) for requirement in base if requirement.specifier] == []
+
+
+def test_the_readme_installs_nothing_that_no_index_has() -> None:
+    for file in (ROOT / "README.md", ROOT / "core/config/node.py"):
+        assert "install slipstream-rl" not in file.read_text(), file.name
+
+
+@pytest.mark.parametrize("name", ["verl", "vllm"])
+def test_the_seam_tables_and_the_extras_name_the_same_lowest_version(name: str, pyproject: dict[str, Any]) -> None:
+    table = importlib.import_module(f"slipstream.plugins.{name}.seams").seam_table()
+    (extra,) = (each for each in pyproject["project"]["optional-dependencies"][name] if each.startswith(name))
+    accepted, tested = Requirement(extra).specifier, SpecifierSet(table.versions)
+    assert set(accepted) <= set(tested), "the table may also say up to where it was tried"
+    assert all(version in accepted and version in tested for version in table.tested)
 
 
 def test_lock_covers_the_requirements(pyproject: dict[str, Any]) -> None:

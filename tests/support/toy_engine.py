@@ -57,13 +57,20 @@ class ToyEngine:
             "flipped": torch.zeros(HIDDEN, 6, dtype=dtype),
         }
         self.fail_after: int | None = None
+        """Tensors that the loader still takes before it fails, for ever after."""
+        self.torn = False
+        """Whether it has then written a part."""
         self.loads = 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, weight in weights:
             self.loads += 1
             if self.fail_after is not None and not weight.is_meta:
-                raise RuntimeError("toy engine: loader refuses")
+                if self.fail_after == 0:
+                    if self.torn:
+                        self.tensors["flipped"][:3].fill_(9)
+                    raise RuntimeError("toy engine: loader refuses")
+                self.fail_after -= 1
             getattr(self, f"_load_{name}")(weight)
 
     def _shard(self, weight: Tensor, dim: int) -> Tensor:

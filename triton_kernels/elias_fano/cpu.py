@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..class_codec.lanes import trailing_zeros
+from ..class_codec.planes import get_bits
 from ..errors import CorruptBlockError
 from ..jit import jit
 from ..threads import run, split
@@ -161,6 +163,18 @@ def scan(data: Any, numel: int, width: int) -> tuple[int, Any, Any]:
 
 
 @jit
+def as_words(data: Any, words: Any) -> Any:
+    """Copy bytes into uint64 words, the rest of the last one zeros; return how many words they fill."""
+    count = (data.size + 7) // 8
+    if count:
+        words[count - 1] = np.uint64(0)
+    target = words.view(np.uint8)
+    for byte in range(data.size):
+        target[byte] = data[byte]
+    return count
+
+
+@jit
 def read(
     data: Any,
     numel: int,
@@ -174,6 +188,9 @@ def read(
 ) -> int:
     """Decode blocks `begin` to `end`; return how many are corrupt."""
     corrupt = 0
+    longest = min(BLOCK, numel)
+    low_plane = np.zeros(longest // 4 + 2, np.uint64)  # both planes of a block, as words
+    high_plane = np.zeros(longest // 32 + 2, np.uint64)
     for k in range(begin, end):
         bad = False
         o = offsets[k]
@@ -192,36 +209,24 @@ def read(
                 positions[first + j] = base + j
         else:
             high = o + (count * low + 7) // 8
-            high_bits = count + (n >> low) + 1
+            end_of_high = high + (count + (n >> low) + 1 + 7) // 8
+            as_words(data[o:high], low_plane)
+            words = as_words(data[high:end_of_high], high_plane)
             j = 0
             last = -1
-            for byte in range((high_bits + 7) // 8):
-                plane = np.int64(data[high + byte])
-                while plane:
-                    bit = 0
-                    while not (plane >> bit) & 1:
-                        bit += 1
-                    plane &= plane - 1
-                    if j >= count:
-                        bad = True
-                        break
-                    value: Any = 0
-                    start = j * low
-                    for piece in range((start >> 3), (start + low + 7) >> 3):
-                        value |= np.int64(data[o + piece]) << (8 * (piece - (start >> 3)))
-                    value = (value >> (start & 7)) & ((1 << low) - 1)
-                    position = ((byte * 8 + bit - j) << low) | value
-                    if position <= last or position >= n:
-                        bad = True
-                        break
+            for at in range(words):
+                plane = high_plane[at]
+                while plane != np.uint64(0) and j < count:
+                    bucket = 64 * at + trailing_zeros(plane) - j
+                    plane &= plane - np.uint64(1)
+                    position = (bucket << low) | np.int64(get_bits(low_plane, j * low, low))
+                    bad |= (position <= last) | (position >= n)
                     positions[first + j] = base + position
                     last = position
                     j += 1
-                if bad:
-                    break
-            if j != count:
-                bad = True
-            o = high + (high_bits + 7) // 8
+                bad |= plane != np.uint64(0)
+            bad |= j != count
+            o = end_of_high
         start = first * width
         for byte in range(count * width):
             values[start + byte] = data[o + byte]

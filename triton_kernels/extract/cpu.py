@@ -22,6 +22,7 @@ from ..jit import jit
 from ..threads import run, split
 
 GROUP = 64
+TILE = 64  # groups
 LEAST = 1 << 20  # elements a thread takes at least: below that, starting threads costs more than it gains
 
 Segment = tuple[NDArray[np.int64], NDArray[Any]]
@@ -65,13 +66,33 @@ def scan(
         m = mask of differing elements
         while m: j = trailing zeros of m; emit (group + j, new[group + j]); m &= m - 1
     then the last, shorter group one by one.
+    Where 64 groups fit, their masks are listed first, without a branch: whether a group changed cannot be predicted.
 
     Returns (next, count): [start, next) is done and gave `count` changes; next < stop means: call again from there.
     """
     count = 0
     at = start
+    masks, firsts = np.empty(TILE, np.uint64), np.empty(TILE, np.int64)
     while at < stop and count + GROUP <= positions.size:
-        if at + GROUP <= stop:
+        if at + TILE * GROUP <= stop and count + TILE * GROUP <= positions.size:
+            found = 0
+            for _ in range(TILE):
+                mask = difference_mask(old, new, at)
+                masks[found] = mask
+                firsts[found] = at
+                found += mask != np.uint64(0)
+                at += GROUP
+            for k in range(found):
+                mask = masks[k]
+                while True:
+                    changed = firsts[k] + trailing_zeros(mask)
+                    positions[count] = changed
+                    values[count] = new[changed]
+                    count += 1
+                    mask &= mask - np.uint64(1)
+                    if mask == np.uint64(0):
+                        break
+        elif at + GROUP <= stop:
             mask = difference_mask(old, new, at)
             while mask != np.uint64(0):
                 changed = at + trailing_zeros(mask)
@@ -107,6 +128,8 @@ def extract(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     segments = [segment for part in run(piece, split(new.numel(), LEAST)) for segment in part]
     if not segments:
         return torch.empty(0, dtype=torch.int64), new.new_empty(0)
-    positions = np.concatenate([segment[0] for segment in segments])
-    values = np.concatenate([segment[1] for segment in segments])
+    positions, values = segments[0]  # pages of its arrays beyond the changes were never touched
+    if len(segments) > 1:
+        positions = np.concatenate([segment[0] for segment in segments])
+        values = np.concatenate([segment[1] for segment in segments])
     return torch.from_numpy(positions), torch.from_numpy(values).view(new.dtype)

@@ -69,10 +69,11 @@ def undo(storage: Tensor, applied: Applied) -> None:
     box = check_storage(storage, Box.identity(storage.numel()))
     if applied.old_values.dtype != storage.dtype:
         raise TypeError(f"expected a storage of {applied.old_values.dtype}, got {storage.dtype}; pass the one written")
-    on_gpu(storage, applied.dst_index, applied.old_values)
-    if applied.dst_index.numel() == 0:
+    on_gpu(storage, applied.places, applied.old_values)
+    if applied.places.numel() == 0:
         return
-    end = int(applied.dst_index.max()) + 1
+    index = applied.dst_index
+    end = int(index.max()) + 1
     if end > box.numel:
         raise ValueError(f"expected a storage of at least {end} elements, got {box.numel}; pass the one written")
-    storage[applied.dst_index] = applied.old_values
+    storage[index] = applied.old_values

@@ -11,14 +11,22 @@ class Applied(NamedTuple):
     """What `scatter_changes` wrote, in the order of the positions, on the device of the storage.
 
     Attributes:
-        dst_index: int64[m], flat storage indices written, each once.
+        places: int64[m], flat storage indices written less `shift`, each once. Where the box only shifts, a view of the
+            positions that were passed in: do not write to them while the record is in use.
         old_values: bits[m], what stood there.
         fingerprint_delta: in [0, 2**64): fingerprint of the box afterwards = (before + this) mod 2**64.
+        shift: see `places`.
     """
 
-    dst_index: Tensor
+    places: Tensor
     old_values: Tensor
     fingerprint_delta: int
+    shift: int = 0
+
+    @property
+    def dst_index(self) -> Tensor:
+        """int64[m], flat storage indices written."""
+        return self.places + self.shift if self.shift else self.places
 
 
 def order_error() -> ValueError:

@@ -14,6 +14,7 @@ from ..box import Box
 from ..fingerprint.cpu import box_arrays, mix
 from ..fingerprint.reference import MODULUS
 from ..jit import jit
+from ..prefetch import AHEAD, prefetch
 from ..threads import run, split
 from .applied import Applied, order_error
 
@@ -26,12 +27,13 @@ Ints = NDArray[np.int64]
 @jit
 def ascending(positions: Ints, start: int, stop: int) -> bool:
     """Whether positions[start:stop] ascend strictly, each also above the one before `start` (-1 before the first)."""
-    before = positions[start - 1] if start > 0 else -1
-    good = True
-    for n in range(start, stop):
-        good &= positions[n] > before
-        before = positions[n]
-    return good
+    if start == stop:
+        return True
+    part = positions[start:stop]
+    falls = 0  # counted over indices from 0 on, with no value carried along: so the loop vectorises
+    for n in range(part.size - 1):
+        falls += part[n + 1] <= part[n]
+    return falls == 0 and part[0] > (positions[start - 1] if start > 0 else -1)
 
 
 @jit
@@ -123,14 +125,44 @@ def write_hits(
     return delta
 
 
+@jit
+def write_run(
+    storage: NDArray[Any],
+    positions: Ints,
+    values: NDArray[Any],
+    shift: int,
+    start: int,
+    stop: int,
+    old_values: NDArray[Any],
+    at: int,
+) -> Any:
+    """`write_hits` for a box that only shifts: all of [start, stop) lie in it, at positions + shift.
+
+    One plain loop with the misses asked for ahead.
+    """
+    delta = np.uint64(0)
+    part, new, old = positions[start:stop], values[start:stop], old_values[at:]
+    last = part.size - 1
+    for n in range(part.size):
+        prefetch(storage, part[min(n + AHEAD, last)] + shift)
+        place = part[n] + shift
+        before = storage[place]
+        old[n] = before
+        delta += mix(part[n]) * (np.uint64(new[n]) - np.uint64(before))
+        storage[place] = new[n]
+    return delta
+
+
 def write(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Applied:
     """Apply changes to a 1-D contiguous host bits storage through a normalised box that fits it."""
     at, data, new = positions.numpy(), as_unsigned_numpy(storage), as_unsigned_numpy(values)
     if not all(run(lambda start, stop: ascending(at, start, stop), split(at.size, LEAST))):
         raise order_error()
     first, end = (int(n) for n in np.searchsorted(at, [box.src_offset, box.src_offset + box.span]))
-    arrays = box_arrays(box)
     ranges = [(first + start, first + stop) for start, stop in split(end - first, LEAST)]
+    if box.src_strides == box.dst_strides == (1,):
+        return _write_run(data, at, new, box.dst_offset - box.src_offset, ranges, positions[first:end], storage.dtype)
+    arrays = box_arrays(box)
     if box.span == box.numel:  # no gaps: every position in range is a hit
         hits = [stop - start for start, stop in ranges]
     else:
@@ -144,3 +176,22 @@ def write(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Appli
 
     delta = sum(run(piece, ranges)) % MODULUS
     return Applied(torch.from_numpy(dst_index), torch.from_numpy(old_values).view(storage.dtype), delta)
+
+
+def _write_run(
+    data: NDArray[Any],
+    at: Ints,
+    new: NDArray[Any],
+    shift: int,
+    ranges: list[tuple[int, int]],
+    positions: Tensor,
+    dtype: torch.dtype,
+) -> Applied:
+    first = ranges[0][0]
+    old_values = np.empty(positions.numel(), data.dtype)
+
+    def piece(start: int, stop: int) -> int:
+        return int(write_run(data, at, new, shift, start, stop, old_values, start - first))
+
+    delta = sum(run(piece, ranges)) % MODULUS
+    return Applied(positions, torch.from_numpy(old_values).view(dtype), delta, shift)

@@ -1,14 +1,15 @@
 """The wire format: frames of checkpoint-tensor changes."""
 
 from slipstream.core.weights.wire.frame import (
+    MAGIC,
     NO_BASE,
     Changes,
     CorruptFrameError,
+    Encoders,
     Identity,
     Range,
     Section,
     UnitTable,
-    changes_section,
     pack_frame,
     range_section,
     unpack_frame,
@@ -17,17 +18,18 @@ from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
 
 __all__ = [
     "I64",
+    "MAGIC",
     "NO_BASE",
     "Bits",
     "Changes",
     "CorruptFrameError",
+    "Encoders",
     "Identity",
     "OldValues",
     "Range",
     "Section",
     "UnitTable",
     "bits_dtype",
-    "changes_section",
     "pack_frame",
     "range_section",
     "unpack_frame",

@@ -12,14 +12,24 @@ from slipstream.triton_kernels import elias_fano
 U8 = NDArray[np.uint8]
 
 
-def encode(old: OldValues, positions: I64, values: Bits, context: bytes = b"") -> U8:
+class Encoder:
+    """`encode` as a codec's encoder; it keeps nothing from one unit to the next."""
+
+    def encode(self, old: OldValues, positions: I64, values: Bits) -> U8:
+        """See `encode`."""
+        return encode(old, positions, values)
+
+    def finish(self) -> None:
+        """Nothing to decide."""
+
+
+def encode(old: OldValues, positions: I64, values: Bits) -> U8:
     """Encode the changes of one unit.
 
     Args:
         old: the unit at the base version; read only where a dense block needs what did not change.
         positions: int64[changes], strictly ascending element indices below `old.numel`.
         values: unsigned[changes], the new elements.
-        context: not used by this level.
 
     Returns:
         uint8[size], the stored blocks one after another; empty when nothing changed.
@@ -27,7 +37,7 @@ def encode(old: OldValues, positions: I64, values: Bits, context: bytes = b"") -
     return elias_fano.encode(positions, values, old.numel, old.all)
 
 
-def decode(data: U8, old: OldValues, context: bytes = b"") -> tuple[I64, Bits]:
+def decode(data: U8, old: OldValues) -> tuple[I64, Bits]:
     """Inverse of `encode`; old values are not read.
 
     Returns:

@@ -67,6 +67,34 @@ class Identity(NamedTuple):
     target: int
 
 
+class RawSection(NamedTuple):
+    """A section whose payload was not decoded."""
+
+    unit: int
+    is_range: bool
+    width: int
+    level: int
+    first: int
+    elements: int
+    """That it gives a value to."""
+    payload: U8
+
+    @property
+    def size(self) -> int:
+        """Bytes with the header."""
+        return SECTION_BYTES + self.payload.size
+
+
+class RawFrame(NamedTuple):
+    """A frame taken apart."""
+
+    identity: Identity
+    position: int
+    """In its update, from 0."""
+    checksum_ok: bool
+    sections: tuple[RawSection, ...]
+
+
 class UnitTable(NamedTuple):
     """Sizes the decoder checks sections against: elements and bytes an element, per unit."""
 
@@ -87,27 +115,38 @@ def codec_of(level: int) -> Codec:
     raise LookupError(f"no codec of level {level}; registered are {[(c.level, c.name) for c in codecs]}")
 
 
-def changes_section(
-    unit: int, old: OldValues, positions: I64, values: Bits, level: int = 0, context: bytes = b""
-) -> list[bytes]:
-    """Encode changes of one unit as section parts, choosing the full range when that is smaller; [] for no change.
+class Encoders:
+    """Makes sections of changes at one level; the codec's memory of one link lives here."""
 
-    Args:
-        unit: index in the link.
-        old: the unit at the base version.
-        positions: int64[n], strictly ascending element indices.
-        values: unsigned[n], the new elements.
-        level: of the codec.
-        context: what `Begin` tells the receiver's decoder.
-    """
-    if positions.size == 0:
-        return []
-    blocks: U8 = codec_of(level).encode(old, positions, values, context)
-    if blocks.size >= old.numel * values.itemsize:
-        whole = old.all().copy()
-        whole[positions] = values
-        return range_section(unit, 0, whole)
-    return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self._codec = codec_of(level)
+        self._encoder = self._codec.encoder()
+        self._fallback = codec_of(0).encoder()  # for dtypes that the codec does not know
+
+    def section(self, unit: int, old: OldValues, positions: I64, values: Bits) -> list[bytes]:
+        """Encode changes of one unit as section parts, or the full range when that is smaller; [] for no change.
+
+        Args:
+            unit: index in the link.
+            old: the unit at the base version.
+            positions: int64[n], strictly ascending element indices.
+            values: unsigned[n], the new elements.
+        """
+        if positions.size == 0:
+            return []
+        knows = self._codec.dtypes is None or old.dtype in self._codec.dtypes
+        blocks: U8 = (self._encoder if knows else self._fallback).encode(old, positions, values)
+        if blocks.size >= old.numel * values.itemsize:
+            whole = old.all().copy()
+            whole[positions] = values
+            return range_section(unit, 0, whole)
+        level = self.level if knows else 0
+        return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
+
+    def finish(self) -> None:
+        """The last unit of a sync was encoded."""
+        self._encoder.finish()
 
 
 def range_section(unit: int, first: int, values: Bits) -> list[bytes]:
@@ -131,7 +170,6 @@ def unpack_frame(
     index: int,
     table: UnitTable,
     old: Callable[[int], OldValues] | None = None,
-    context: bytes = b"",
 ) -> list[Section]:
     """Check and decode one frame.
 
@@ -141,14 +179,54 @@ def unpack_frame(
         index: position of the frame in its update, from 0.
         table: sizes of the units it may name.
         old: a unit at the base version; None where only ranges are expected.
-        context: what the sender gave its codec.
 
     Raises:
         CorruptFrameError: anything about it is wrong; the message says what was expected and found.
     """
+    run, base, target, found_index, count = _check_header(data)
+    if not _checksum_holds(data):
+        raise CorruptFrameError("checksum mismatch: the frame was damaged on the way")
+    if (run, base, target) != identity or found_index != index:
+        raise CorruptFrameError(
+            f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
+            f"got frame {found_index} of run {run:x} from version {base} to {target}"
+        )
+    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old))
+    if len(sections) != count:
+        raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
+    return sections
+
+
+def read_frame(data: bytes) -> RawFrame:
+    """Take a frame apart without decoding it, whatever it belongs to.
+
+    Raises:
+        CorruptFrameError: its headers do not fit together. A wrong checksum is noted, not raised.
+    """
+    run, base, target, index, count = _check_header(data)
+    sections = tuple(_raw_sections(memoryview(data)[HEADER_BYTES:]))
+    if len(sections) != count:
+        raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
+    return RawFrame(Identity(run, base, target), index, _checksum_holds(data), sections)
+
+
+def frame_size(data: bytes, at: int = 0) -> int:
+    """Bytes of the frame that starts at `at`, where at least a header must be.
+
+    Raises:
+        CorruptFrameError: no frame starts there.
+    """
+    magic, version, *_, size = _HEADER.unpack_from(data, at)
+    if magic != MAGIC or version != FORMAT:
+        raise CorruptFrameError(f"expected a {MAGIC!r} frame of format {FORMAT} at byte {at}, got {magic!r} {version}")
+    return HEADER_BYTES + int(size)
+
+
+def _check_header(data: bytes) -> tuple[int, int, int, int, int]:
+    """Run, base, target, index and number of sections."""
     if len(data) < HEADER_BYTES:
         raise CorruptFrameError(f"frame has {len(data)} bytes, its header alone needs {HEADER_BYTES}: it was truncated")
-    magic, version, reserved, run, base, target, found_index, count, size = _HEADER.unpack_from(data)
+    magic, version, reserved, run, base, target, index, count, size = _HEADER.unpack_from(data)
     if magic != MAGIC or version != FORMAT or reserved:
         raise CorruptFrameError(
             f"expected a {MAGIC!r} frame of format {FORMAT}, got {magic!r} format {version} (flags {reserved}); "
@@ -156,49 +234,55 @@ def unpack_frame(
         )
     if len(data) != HEADER_BYTES + size:
         raise CorruptFrameError(f"frame announces {size} payload bytes and carries {len(data) - HEADER_BYTES}")
+    return run, base, target, index, count
+
+
+def _checksum_holds(data: bytes) -> bool:
     checksum = xxhash.xxh3_64(data[: _HEADER.size])
     checksum.update(memoryview(data)[HEADER_BYTES:])
-    if checksum.intdigest() != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
-        raise CorruptFrameError("checksum mismatch: the frame was damaged on the way")
-    if (run, base, target) != identity or found_index != index:
-        raise CorruptFrameError(
-            f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
-            f"got frame {found_index} of run {run:x} from version {base} to {target}"
-        )
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old, context))
-    if len(sections) != count:
-        raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
-    return sections
+    return bool(checksum.intdigest() == _CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
-def _sections(
-    body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, context: bytes
-) -> Iterator[Section]:
+def _raw_sections(body: memoryview) -> Iterator[RawSection]:
     offset = 0
     while offset < len(body):
         if offset + SECTION_BYTES > len(body):
             raise CorruptFrameError("a section header is truncated")
         unit, mode, width, level, first, count, size = _SECTION.unpack_from(body, offset)
         offset += SECTION_BYTES
-        if unit >= len(table.numel) or table.width[unit] != width or offset + size > len(body):
+        if offset + size > len(body):
+            raise CorruptFrameError(f"section for unit {unit} announces {size} bytes, {len(body) - offset} are left")
+        if mode not in (_CHANGES, _RANGE):
+            raise CorruptFrameError(f"section for unit {unit} has unexpected mode {mode}")
+        payload = np.frombuffer(body[offset : offset + size], np.uint8)
+        yield RawSection(unit, mode == _RANGE, width, level, first, count, payload)
+        offset += size
+
+
+def _sections(body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None) -> Iterator[Section]:
+    for raw in _raw_sections(body):
+        unit, width, level = raw.unit, raw.width, raw.level
+        if unit >= len(table.numel) or table.width[unit] != width:
             raise CorruptFrameError(
-                f"section for unit {unit} (width {width}, {size} bytes) does not fit the table of "
+                f"section for unit {unit} (width {width}, {raw.payload.size} bytes) does not fit the table of "
                 f"{len(table.numel)} units"
             )
-        payload = np.frombuffer(body[offset : offset + size], np.uint8)
-        offset += size
         numel = table.numel[unit]
-        if mode == _RANGE:
-            if size != count * width or first + count > numel or level:
-                raise CorruptFrameError(f"range {first}+{count} does not fit unit {unit} of {numel} elements")
-            yield Range(unit, first, payload.view(bits_dtype(width)))
-        elif mode == _CHANGES and old is not None:
+        if raw.is_range:
+            if raw.payload.size != raw.elements * width or raw.first + raw.elements > numel or level:
+                raise CorruptFrameError(
+                    f"range {raw.first}+{raw.elements} does not fit unit {unit} of {numel} elements"
+                )
+            yield Range(unit, raw.first, raw.payload.view(bits_dtype(width)))
+        elif old is not None:
             try:
-                positions, values = codec_of(level).decode(payload, old(unit), context)
+                positions, values = codec_of(level).decode(raw.payload, old(unit))
             except LookupError as error:
                 raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
             except ValueError as error:
                 raise CorruptFrameError(f"unit {unit}: {error}") from error
             yield Changes(unit, positions, values)
         else:
-            raise CorruptFrameError(f"section for unit {unit} has unexpected mode {mode}")
+            raise CorruptFrameError(
+                f"section for unit {unit} has unexpected mode {_CHANGES}: only ranges are expected here"
+            )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.plugins.verl.demo import task
+from slipstream.plugins.verl.demo.folders import default_cache
 
-__all__ = ["CHAT_TEMPLATE", "ModelSpec", "Progress", "build_tokenizer", "cached_model", "default_cache"]
+__all__ = ["CHAT_TEMPLATE", "ModelSpec", "Progress", "build_tokenizer", "cached_model", "model_folder"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'][0] }}{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -54,12 +54,6 @@ class ModelSpec:
         sources = inspect.getsource(task) + inspect.getsource(inspect.getmodule(ModelSpec))  # type: ignore[arg-type]
         text = json.dumps(asdict(self), sort_keys=True) + sources
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def default_cache() -> Path:
-    """Return the folder for models trained here (``SLIPSTREAM_CACHE`` overrides it)."""
-    root = os.environ.get("SLIPSTREAM_CACHE")
-    return Path(root) if root else Path.home() / ".cache" / "slipstream"
 
 
 def build_tokenizer() -> Any:
@@ -158,19 +152,29 @@ def _build_into(folder: Path, spec: ModelSpec, progress: Progress | None) -> Non
     tokenizer.save_pretrained(folder)
 
 
+def model_folder(spec: ModelSpec | None = None, cache: Path | None = None) -> Path:
+    """Return where :func:`cached_model` keeps a model; the folder exists once it has been trained.
+
+    Args:
+        spec: The demo's model by default.
+        cache: Folder that keeps models between runs; :func:`default_cache` by default.
+    """
+    return (cache or default_cache()) / "models" / f"demo-{(spec or ModelSpec()).key()}"
+
+
 def cached_model(spec: ModelSpec | None = None, cache: Path | None = None, progress: Progress | None = None) -> Path:
     """Return the folder of the pre-trained model, training it if this spec has not been trained before.
 
     Args:
         spec: What to build; the demo's model by default.
-        cache: Folder that keeps models between runs; :func:`default_cache` by default.
+        cache: See :func:`model_folder`.
         progress: Told about each training step.
 
     Returns:
         A Hugging Face folder (bf16 weights, tokenizer, chat template) that verl and vLLM load.
     """
     spec = spec or ModelSpec()
-    target = (cache or default_cache()) / "models" / f"demo-{spec.key()}"
+    target = model_folder(spec, cache)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -155,8 +155,19 @@ def _remaining(session: int, mark: str) -> list[int]:
     return result
 
 
+def _shared_memory(pids: list[int]) -> set[Path]:
+    """Return the named shared memory that these processes have mapped; who is killed leaves it behind, in memory."""
+    result = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            result |= {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/psm_" in line}
+    return result
+
+
 def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """End the run and everything it started: first politely, then not."""
+    segments = _shared_memory(_remaining(process.pid, mark))
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,6 +180,8 @@ def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
         while time.monotonic() < deadline and _remaining(process.pid, mark):
             time.sleep(0.1)
     process.wait()
+    for segment in segments:  # "... (deleted)" where its owner was faster
+        segment.unlink(missing_ok=True)
 
 
 def _end_with_parent() -> None:

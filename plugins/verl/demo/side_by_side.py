@@ -13,6 +13,8 @@ from slipstream.plugins.verl.demo.command import TrainingCommand
 from slipstream.plugins.verl.demo.runner import RunResult, StepMetrics, run_training
 
 _TIMEOUT_SECONDS = 7200.0
+_GRACE_SECONDS = 3.0
+"""Between asking and killing, up to three times a run: whoever presses Ctrl-C waits for it."""
 
 
 def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, TrainingCommand]) -> list[RunResult]:
@@ -22,12 +24,13 @@ def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, Trai
 
     Raises:
         TrainingError: one of them failed; the other is ended.
+        KeyboardInterrupt: both are ended first. They run in sessions of their own, so no signal of a terminal does it.
     """
     gate = Path(second[1].folder) / "gate"
     gate.parent.mkdir(parents=True, exist_ok=True)
     gate.unlink(missing_ok=True)
     second[1].env[START_GATE] = str(gate)
-    failed = threading.Event()
+    ending = threading.Event()
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -53,18 +56,25 @@ def run_side_by_side(first: tuple[str, TrainingCommand], second: tuple[str, Trai
                 return run_training(
                     command,
                     timeout=_TIMEOUT_SECONDS,
+                    grace=_GRACE_SECONDS,
                     on_step=show,
                     on_stage=say,
-                    cancelled=failed.is_set,
+                    cancelled=ending.is_set,
                 )
             except BaseException:
-                failed.set()
+                ending.set()
                 raise
             finally:
                 gate.touch()
 
-        runs = [pool.submit(run, *first), pool.submit(run, *second)]
-        errors = [error for future in runs if (error := future.exception()) is not None]
+        try:
+            runs = [pool.submit(run, *first), pool.submit(run, *second)]
+            errors = [error for future in runs if (error := future.exception()) is not None]
+        except BaseException:
+            progress.console.print("stopping both runs")
+            raise
+        finally:
+            ending.set()  # leaving the pool waits for its threads
         if errors:
             raise next((error for error in errors if "cancelled" not in str(error)), errors[0])
         return [future.result() for future in runs]

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.plugins.verl.demo.model import default_cache
+from slipstream.plugins.verl.demo.folders import default_cache
 
 __all__ = ["cached_smollm2", "compute_score", "settings"]
 

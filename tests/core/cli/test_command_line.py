@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 TOY = """
+    from slipstream.core.config import ConfigError
     from slipstream.core.hooks import Engine, Framework, hookimpl
     from slipstream.core.seams import Seam, SeamTable
 
@@ -24,9 +25,13 @@ TOY = """
         print("demo", model, arguments)
         return 3
 
+    def check(config, slipstream):
+        if config.folder == "refused":
+            raise ConfigError(f"the run would refuse {slipstream.weight_sync.mode}")
+
     @hookimpl
     def slipstream_frameworks():
-        yield Framework("toy", "pluggy", seams, demo, "toyframework.conf:trainer")
+        yield Framework("toy", "pluggy", seams, demo, "toyframework.conf:trainer", check)
         yield Framework("absent", "slipstream-absent", seams)
 
     @hookimpl
@@ -112,6 +117,27 @@ def test_config_composes_the_installed_frameworks_config_without_importing_it(sl
     assert f"  events: {folder}/log" in output
 
 
+@pytest.mark.usefixtures("framework_config")
+def test_config_refuses_what_the_frameworks_run_would_refuse(slipstream):
+    status, output, errors = slipstream("config", "+slipstream=sync", "folder=refused", plugin=toy())
+    assert (status, output) == (1, "")
+    assert "error: the run would refuse delta\n" in errors
+
+
+def test_config_says_when_slipstream_is_off_though_its_node_is_there(slipstream):
+    status, output, errors = slipstream("config", "+slipstream=sync", "slipstream/weight_sync=native")
+    assert (status, "mode: native" in output) == (0, True)
+    assert "# slipstream is off: weight_sync.mode is native" in errors
+
+
+def test_a_setting_alone_is_answered_with_the_override_that_adds_it(slipstream):
+    """Hydra's own advice, a plus before the setting, would leave slipstream off."""
+    status, _, errors = slipstream("config", "slipstream.weight_sync.audit_every=10")
+    assert status == 1
+    assert "slipstream.weight_sync.audit_every=10: expected +slipstream=sync beside it" in errors
+    assert "+slipstream.weight_sync" not in errors
+
+
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 def test_config_composes_verls_own_trainer_config(slipstream):
     status, output, errors = slipstream(
@@ -141,8 +167,9 @@ def test_an_error_is_one_message_without_a_traceback(slipstream, arguments, mess
     assert "Traceback" not in errors
 
 
-def test_debug_shows_the_traceback(slipstream):
-    status, _, errors = slipstream("--debug", "demo")
+@pytest.mark.parametrize("arguments", [["--debug", "demo"], ["demo", "--debug"], ["demo", "x=1", "--debug"]])
+def test_debug_shows_the_traceback_before_and_after_the_command(slipstream, arguments):
+    status, _, errors = slipstream(*arguments)
     assert status == 1
     assert "Traceback" in errors
     assert "no installed slipstream plugin has a demo" in errors
@@ -151,6 +178,12 @@ def test_debug_shows_the_traceback(slipstream):
 def test_demo_passes_model_and_other_arguments_on_and_returns_its_status(slipstream):
     status, output, _ = slipstream("demo", "--model", "tiny", "--steps", "3", "x=1", plugin=toy())
     assert (status, output) == (3, "demo tiny ['--steps', '3', 'x=1']\n")
+
+
+def test_demo_says_what_its_arguments_are(slipstream):
+    status, output, _ = slipstream("demo", "--help")
+    assert status == 0
+    assert "for verl Hydra overrides, for example trainer.total_training_steps=4" in " ".join(output.split())
 
 
 def test_doctor_is_content_when_every_seam_fits(slipstream):
@@ -170,6 +203,8 @@ def test_doctor_fails_and_shows_expected_and_found_when_a_seam_is_broken(slipstr
     assert status == 1
     assert "signature changed: pluggy:PluginManager.register [weight_sync]" in output
     assert "expected (name, loader); found (plugin, name)" in output
+    remedy = "toy: Install pluggy >=1, or switch the feature off with slipstream/weight_sync=native"
+    assert output.splitlines()[-2:] == ["broken: see above", remedy]
 
 
 def test_doctor_in_colour_shows_the_same_rows(slipstream):
@@ -179,6 +214,28 @@ def test_doctor_in_colour_shows_the_same_rows(slipstream):
     assert "\x1b[32mok" in output
 
 
+@pytest.mark.parametrize(
+    ("columns", "colour"), [("80", {}), ("80", {"FORCE_COLOR": "1"}), ("200", {}), ("200", {"FORCE_COLOR": "1"})]
+)
+def test_doctor_never_cuts_a_name(slipstream, columns, colour):
+    long = TOY.replace("pluggy:PluginManager.register", f"pluggy:{'a' * 60}.register").replace("SIGNATURE", "'()'")
+    status, output, _ = slipstream("doctor", plugin=long, environment={"COLUMNS": columns, **colour})
+    assert status == 1
+    assert f"pluggy:{'a' * 60}.register" in output
+    assert ("┃" in output) == (columns == "200" and bool(colour)), "a table only where it fits and is looked at"
+
+
+def test_doctor_hushes_what_packages_print_at_import_unless_something_is_broken(slipstream, tmp_path: Path):
+    (tmp_path / "chatty.py").write_text("import os, sys; print('hi'); os.system('echo there >&2'); x = 1\n")
+    chatty = toy().replace("pluggy:PluginManager.register", "chatty:x").replace('"(plugin, name)"', "None")
+    chatty = chatty.replace("seams('(plugin, name)')", "seams()")
+    assert slipstream("doctor", plugin=chatty)[::2] == (0, "")
+    status, output, errors = slipstream("doctor", "--json", plugin=chatty.replace("chatty:x", "chatty:y"))
+    assert status == 1
+    assert json.loads(output)["healthy"] is False
+    assert errors == "# printed by the packages while they were imported:\n# | hi\n# | there\n\n"
+
+
 def test_doctor_as_json_has_every_row(slipstream):
     status, output, _ = slipstream("doctor", "--json", plugin=toy("(name, loader)"))
     report = json.loads(output)
@@ -186,6 +243,8 @@ def test_doctor_as_json_has_every_row(slipstream):
     adapters = [(adapter["kind"], adapter["name"], len(adapter["results"])) for adapter in report["adapters"]]
     assert adapters == [("framework", "toy", 2), ("framework", "absent", 0), ("engine", "toy", 2)]
     assert report["adapters"][2]["results"][1]["status"] == "signature changed"
+    assert report["adapters"][0]["remedy"] is None
+    assert "slipstream/weight_sync=native" in report["adapters"][2]["remedy"]
 
 
 def test_doctor_without_adapters_says_so(slipstream):

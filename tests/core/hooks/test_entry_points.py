@@ -14,7 +14,7 @@ CODEC = """
 
     @hookimpl
     def slipstream_codecs():
-        yield Codec("toy", 7, bytes, bytes)
+        yield Codec("toy", 7, object, bytes)
 """
 
 

@@ -6,7 +6,9 @@ import inspect
 import textwrap
 import types
 
+import numpy as np
 import pytest
+from unit_values import Old
 
 from slipstream.core.hooks import (
     RolloutFinished,
@@ -79,8 +81,11 @@ def test_the_example_of_an_event_is_called(name, capsys):
 
 
 def test_the_example_codec_restores_what_it_encoded():
-    codec = with_example("slipstream_codecs").codec("deflate")
-    assert codec.decode(codec.encode(b"abc" * 100)) == b"abc" * 100
+    codec = with_example("slipstream_codecs").codec("plain")
+    old = Old(np.arange(10, dtype=np.uint16), "bfloat16")
+    data = codec.encoder().encode(old, np.array([2, 7]), np.array([5, 6], np.uint16))
+    positions, values = codec.decode(data, old)
+    assert (positions.tolist(), values.tolist(), values.dtype) == ([2, 7], [5, 6], np.uint16)
 
 
 def test_the_example_demo_runs(capsys):

@@ -27,7 +27,7 @@ class CodecPlugin:
     @hookimpl
     def slipstream_codecs(self):
         self.asked += 1
-        return [Codec(name, level, bytes, bytes) for level, name in enumerate(self.names)]
+        return [Codec(name, level, object, bytes) for level, name in enumerate(self.names)]
 
 
 def registered(**named: object) -> SlipstreamPlugins:
@@ -122,7 +122,7 @@ class ReturnsOtherRecords:
 class Raises:
     @hookimpl
     def slipstream_codecs(self):
-        yield Codec("a", 0, bytes, bytes)
+        yield Codec("a", 0, object, bytes)
         raise OSError("no such library")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.core.config import parse_config
-from slipstream.core.telemetry import EventLog, event_log, read_events
+from slipstream.core.config import ConfigError, parse_config
+from slipstream.core.telemetry import EventLog, check_path, event_log, read_events
 
 
 def write_many(path: Path, writer: int, count: int, max_bytes: int) -> None:
@@ -140,3 +140,26 @@ def test_the_configuration_decides_whether_there_is_a_log(tmp_path: Path):
     assert not silent.enabled
     event_log(parse_config({"events": str(tmp_path / "log")})).emit("e")
     assert len(list(read_events(tmp_path / "log"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("file/run.jsonl", "file is not a folder"),
+        ("file/deep/run.jsonl", "file is not a folder"),
+        ("folder", "it is a folder"),
+        ("new/deep/run.jsonl", None),
+        ("folder/run.jsonl", None),
+        ("file", None),
+    ],
+)
+def test_a_path_is_checked_without_creating_anything(tmp_path: Path, path: str, problem: str | None) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    if problem is None:
+        check_path(tmp_path / path)
+    else:
+        with pytest.raises(ConfigError, match=f"slipstream.events: expected a file that can be written.*{problem}"):
+            check_path(tmp_path / path)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -18,8 +18,9 @@ def nudge(weights: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str
 
 @pytest.mark.parametrize("ranks", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn], ids=str)
-def test_engines_hold_what_a_dense_load_gives_after_every_sync(ranks, dtype):
-    pair = Pair([ToyEngine(rank, size, dtype) for rank, size in ranks])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_engines_hold_what_a_dense_load_gives_after_every_sync(ranks, dtype, level):
+    pair = Pair([ToyEngine(rank, size, dtype) for rank, size in ranks], level=level)
     weights = checkpoint()
     for step, scale in enumerate([0.0, 1e-3, 0.0, 1e-2, 1.0]):
         weights = nudge(weights, scale, step)
@@ -47,8 +48,9 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize(("before", "after"), SPECIAL.values(), ids=SPECIAL)
-def test_special_values_arrive_bit_for_bit(before, after):
-    pair = Pair([ToyEngine(dtype=torch.float32)])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_special_values_arrive_bit_for_bit(before, after, level):
+    pair = Pair([ToyEngine(dtype=torch.float32)], level=level)
     weights = checkpoint()
     for name in ("q", "norm", "router", "embed"):
         weights[name].reshape(-1)[3] = before
@@ -151,6 +153,24 @@ def test_memory_is_checked_against_the_trainer_not_only_the_message():
     pair.engines[0].tensors["gate_up"][1, 2, 3] += 1
     with pytest.raises(FingerprintMismatchError, match="up"):
         pair.sync(weights)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_damage_under_a_delta_of_the_old_value_is_found_and_healed(level):
+    """Levels above 0 build on the value in memory; where that is wrong, the worker ends up with what was sent."""
+    from slipstream.core.weights import SyncError
+
+    pair = Pair([ToyEngine()], verify_every=1, level=level)
+    weights = checkpoint()
+    del weights["flipped"]
+    pair.sync(weights)
+    for step in range(3):
+        pair.engines[0].tensors["qkv"].view(torch.int16).mul_(-3)
+        weights = nudge(weights, 1e-2, step)
+        with pytest.raises(SyncError):
+            pair.sync(weights)
+        assert pair.sync(weights).seeded_workers == 1
+        assert pair.holds(weights)
 
 
 def test_a_change_on_a_damaged_element_is_noticed_at_once():

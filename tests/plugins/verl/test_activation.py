@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from slipstream.core.cli import main
+
 REPORT = """
     import json, sys
     import verl
@@ -119,14 +121,24 @@ ACCEPTED = {
     "no override": [],
     "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
     "full": ["+slipstream=full"],
+    "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
     "a typo": (["+slipstream=sync", "+slipstream.weight_sync.audit_evry=1"], "did you mean 'audit_every'"),
     "another engine": (["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=vllm"),
     "data parallel engine": (["+slipstream=sync", "actor_rollout_ref.rollout.data_parallel_size=2"], "more replicas"),
+    "pipeline parallel engine": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"],
+        "pipeline_model_parallel_size=1",
+    ),
+    "disaggregation": (["+slipstream=sync", "actor_rollout_ref.rollout.disaggregation.enabled=true"], "disaggregation"),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
-    "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=2"], "level"),
+    "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
+    "a setting alone": (["+slipstream.weight_sync.audit_every=10"], "add +slipstream=sync"),
+    "the event log alone": (["+slipstream.events=run.jsonl"], "add +slipstream=sync"),
+    "a mode alone": (["+slipstream.weight_sync.mode=delta"], "add +slipstream=sync"),
+    "a log that cannot be": (["+slipstream=sync", "slipstream.events=/dev/null/x.jsonl"], "/dev/null is not a folder"),
     "an undiscovered group": (["+undiscovered=sync"], "editable_mode=strict"),
 }
 
@@ -147,6 +159,10 @@ def test_the_driver_carries_the_node_to_rays_processes(driven):
     assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
 
 
+def test_a_relative_event_log_counts_from_where_the_run_was_started(driven):
+    assert json.loads(driven["a log in a folder to be made"][1])["events"] == "/nowhere/run.jsonl"
+
+
 def test_the_driver_sends_nothing_without_the_override(driven):
     assert driven["no override"] == ["ok", "absent"]
 
@@ -156,3 +172,39 @@ def test_the_driver_refuses_what_this_version_cannot_do(driven, name, message):
     error, text = driven[name]
     assert error == "ConfigError"
     assert message in text
+
+
+@pytest.fixture
+def config(capsys):
+    """Run `slipstream config` here and return its exit status, output and errors."""
+
+    def config(*overrides: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["config", *overrides])
+        return ended.value.code, *capsys.readouterr()
+
+    return config
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if "undiscovered" not in name])
+def test_the_config_command_refuses_it_with_the_same_message(driven, config, name):
+    status, _, errors = config(*REFUSED[name][0])
+    assert status == 1
+    assert f"error: {driven[name][1]}\n" in errors
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_config_command_accepts_what_the_driver_accepts(config, name):
+    status, output, _ = config(*ACCEPTED[name])
+    assert status == 0
+    assert ("mode: delta" in output) == bool(ACCEPTED[name])
+
+
+def test_the_config_command_checks_without_importing_verl_or_ray():
+    code = """
+        import atexit, sys
+        from slipstream.core.cli import main
+        atexit.register(lambda: print(sorted({"verl", "ray"} & set(sys.modules))))
+        main(["config", "+slipstream=sync"])
+    """
+    assert run(code).stdout.splitlines()[-1] == "[]"

@@ -96,7 +96,7 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
 
 
 def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
-    """FSDP over two ranks, each publishing to one worker of a TP 2 engine; both commit or neither."""
+    """FSDP over two ranks, each sending the shards it holds to both workers of a TP 2 engine, as one update."""
     ours, syncs = train(
         "sharded",
         "+slipstream=sync",
@@ -107,8 +107,11 @@ def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
     )
     assert len(ours.steps) == STEPS
     assert [event["target"] for event in syncs] == list(range(1, STEPS + 2))
-    assert [event["seeded_workers"] for event in syncs] == [1] + [0] * STEPS
+    assert [event["seeded_workers"] for event in syncs] == [2] + [0] * STEPS
     assert all(event["audited_tensors"] > 0 for event in syncs)
+    assert all(event["changed_elements"] < event["total_elements"] / 4 for event in syncs[1:])
+    # Both ranks together send the seed once, in bf16, half of it to each worker; gathering would send it twice.
+    assert syncs[0]["payload_bytes"] < 0.3 * syncs[0]["dense_bytes"]
 
 
 def test_an_engine_that_fails_ends_the_run_with_its_own_error(train):

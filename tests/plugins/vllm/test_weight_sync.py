@@ -57,7 +57,7 @@ class VllmRollout:
     def sync(self, endpoint: str) -> None:
         from slipstream.plugins.vllm.worker_extension import failures
 
-        outcomes = self._llm.collective_rpc("slipstream_sync", kwargs={"endpoint": endpoint, "timeout": 60.0})
+        outcomes = self._llm.collective_rpc("slipstream_sync", kwargs={"endpoints": [endpoint], "timeout": 60.0})
         if failed := failures(outcomes):
             raise RuntimeError("; ".join(failed))
 

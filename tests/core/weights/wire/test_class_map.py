@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_updates import warm_update
+from unit_values import Old
 
+from slipstream.core.weights.wire.class_levels import ClassEncoder
 from slipstream.core.weights.wire.class_map import ClassMap, Prediction
 from slipstream.core.weights.wire.histogram import RUN, SAMPLE, Histogram, stride_of
 from slipstream.triton_kernels.class_codec import BF16, FP8, FP16, FP32, CorruptBlockError, encode
@@ -145,3 +147,18 @@ def test_other_bytes_are_refused(data):
         return
     found.check(2)
     assert found.to_bytes() == data
+
+
+def test_a_map_that_is_far_off_is_replaced_in_the_same_sync():
+    def unit(rate: float, seed: int) -> tuple[Old, np.ndarray, np.ndarray]:
+        old, positions, values = warm_update(300_000, rate, seed)
+        return Old(old, "bfloat16"), positions, values
+
+    encoder = ClassEncoder()
+    encoder.encode(*unit(3e-7, 0))
+    encoder.finish()
+    # Another regime: steps of hundreds of units of the last place.
+    first, *others = [encoder.encode(*unit(3e-3, seed)).size for seed in (1, 2, 3)]
+    fresh = ClassEncoder().encode(*unit(3e-3, 2)).size
+    assert first > 1.05 * fresh
+    assert all(size < 1.01 * fresh for size in others)

@@ -9,10 +9,10 @@ from unit_values import Old
 from slipstream.core.weights.wire import (
     Changes,
     CorruptFrameError,
+    Encoders,
     Identity,
     Range,
     UnitTable,
-    changes_section,
     pack_frame,
     range_section,
     unpack_frame,
@@ -26,7 +26,7 @@ OLD = Old(np.zeros(100, np.uint16), "bfloat16")
 
 
 def sections():
-    changes = changes_section(0, OLD, np.array([5, 99]), np.array([10, 198], np.uint16))
+    changes = Encoders(0).section(0, OLD, np.array([5, 99]), np.array([10, 198], np.uint16))
     return [changes, range_section(1, 2, np.arange(3, dtype=np.uint32))]
 
 
@@ -45,7 +45,7 @@ def test_sections_come_back_in_order():
 
 def test_a_change_of_nearly_everything_travels_as_a_range():
     old = Old(np.arange(1000, 1100, dtype=np.uint16), "bfloat16")
-    section = changes_section(0, old, np.arange(1, 100), np.arange(99, dtype=np.uint16))
+    section = Encoders(0).section(0, old, np.arange(1, 100), np.arange(99, dtype=np.uint16))
     (part,) = unpack(pack_frame(IDENTITY, 0, [section]))
     assert isinstance(part, Range)
     assert part.values.tolist() == [1000, *range(99)]

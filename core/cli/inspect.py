@@ -1,0 +1,67 @@
+"""``slipstream inspect``: what captured weight-sync frames carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from slipstream.core.weights.wire.capture import read_capture
+from slipstream.core.weights.wire.inspection import FrameInfo, SectionInfo, inspect_frame
+
+
+def run(file: Path, *, as_json: bool) -> int:
+    """Print the frames of a file and return the exit status: 1 when one is damaged.
+
+    :raises CorruptFrameError: when it is no file of frames.
+    """
+    capture = read_capture(file.read_bytes())
+    frames = [inspect_frame(frame, capture.units) for frame in capture.frames]
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(frames)).decode())
+    else:
+        _print(frames)
+    return 0 if all(frame.checksum_ok for frame in frames) else 1
+
+
+def _print(frames: list[FrameInfo]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    columns = ("unit", "tensors", "mode", "level", "elements", "changes", "%", "bytes", "bits/change", "class map")
+    for frame in frames:
+        base = "nothing (a seed)" if frame.base is None else f"version {frame.base}"
+        verdict = "[green]checksum ok[/]" if frame.checksum_ok else "[bold red]CHECKSUM WRONG[/]"
+        title = f"frame {frame.index}: {base} to version {frame.target}, run {frame.run:x}, {frame.bytes:,} bytes"
+        table = Table(*columns)
+        for section in frame.sections:
+            table.add_row(*map(escape, _cells(section)))
+        console.print(f"[bold]{escape(title)}[/], {verdict}")
+        console.print(table)
+    sections = [section for frame in frames for section in frame.sections]
+    changes = sum(section.changes for section in sections)
+    size = sum(frame.bytes for frame in frames)
+    bits = f", {8 * size / changes:.2f} bits a change" if changes else ""
+    console.print(f"{len(frames)} frames, {len(sections)} sections, {changes:,} changes, {size:,} bytes{bits}")
+
+
+def _cells(section: SectionInfo) -> tuple[str, ...]:
+    names = section.tensors
+    tensors = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})" if names else ""
+    share = f"{100 * section.changes / section.elements:.3g}" if section.elements else ""
+    found = section.class_map
+    class_map = "" if found is None else f"edges {found.edges} orders {found.orders}"
+    return (
+        str(section.unit),
+        tensors,
+        f"range from {section.first}" if section.mode == "range" else section.mode,
+        str(section.level),
+        "" if section.elements is None else f"{section.elements:,}",
+        f"{section.changes:,}",
+        share,
+        f"{section.bytes:,}",
+        f"{section.bits_per_change:.2f}",
+        class_map,
+    )

@@ -1,0 +1,238 @@
+"""A chain of files: any engine gets from any version to the newest one, and a damaged file changes nothing."""
+
+from __future__ import annotations
+
+import os
+
+import fsspec
+import pytest
+import torch
+from toy_engine import ToyEngine, checkpoint
+
+from slipstream.core.weights import FingerprintMismatchError
+from slipstream.core.weights.chain import ChainError, ChainReader, ChainWriter
+from slipstream.core.weights.chain.store import ChainStore
+from slipstream.core.weights.wire import CorruptFrameError
+
+
+def moved(weights, step):
+    generator = torch.Generator().manual_seed(step)
+    result = {n: w + 1e-2 * torch.randn(w.shape, generator=generator).to(w.dtype) for n, w in weights.items()}
+    result["lm_head"] = result["embed"]
+    return result
+
+
+def in_bf16(weights):
+    """What the chain holds when it is written in bf16: the router, which engines keep in fp32, is rounded too."""
+    return {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+
+
+def holds(engine, weights):
+    return engine.checksums() == engine.densely_loaded(in_bf16(weights))
+
+
+@pytest.fixture(params=["directory", "object store"])
+def url(request, tmp_path):
+    if request.param == "directory":
+        yield str(tmp_path / "chain")
+    else:
+        yield "memory://chain"
+        fsspec.filesystem("memory").rm("/chain", recursive=True)
+
+
+def writer(url, **settings):
+    return ChainWriter(url, dtype=torch.bfloat16, **settings)
+
+
+@pytest.mark.parametrize(("rank", "size", "level"), [(0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0), (1, 2, 0)])
+def test_a_reader_that_follows_holds_every_version(url, rank, size, level):
+    chain, engine = writer(url, level=level), ToyEngine(rank, size)
+    reader = ChainReader(url, engine)
+    assert reader.update() is None
+    weights = checkpoint()
+    for step in range(5):
+        weights = moved(weights, step)
+        report = chain.publish(weights.items())
+        assert reader.update() == report.version == step + 1
+        assert holds(engine, weights)
+        assert reader.update() == step + 1
+    assert report.delta_bytes > 0
+
+
+def test_a_late_joiner_and_one_that_fell_behind_end_at_the_same_version(url):
+    chain = writer(url, anchor_every=3, keep_anchors=2)
+    early, engine = ToyEngine(), ToyEngine()
+    reader = ChainReader(url, early)
+    weights = checkpoint()
+    for step in range(9):
+        weights = moved(weights, step)
+        chain.publish(weights.items())
+        if step in (0, 4):
+            reader.update()
+    assert reader.update() == 9
+    assert ChainReader(url, engine).update() == 9
+    assert holds(early, weights)
+    assert holds(engine, weights)
+
+
+def test_old_files_go_one_version_after_they_left_the_chain(url):
+    chain = writer(url, anchor_every=2, keep_anchors=1)
+    weights = checkpoint()
+    for step in range(7):
+        weights = moved(weights, step)
+        chain.publish(weights.items())
+    store = ChainStore(url)
+    head = store.head()
+    assert head is not None
+    assert [(step.base, step.target) for step in head.steps] == [(None, 7)]
+    names = {name.rsplit("/", 1)[-1] for name in store._fs.ls(store._root, detail=False)}
+    present = {(name[:12].lstrip("0"), name[13:18]) for name in names if name[0].isdigit()}
+    assert present == {("5", "ancho"), ("6", "delta"), ("7", "delta"), ("7", "ancho")}, "what readers may still be at"
+    assert not any(name.endswith(".part") for name in names)
+
+
+def test_a_reader_that_is_further_back_than_the_chain_starts_from_an_anchor(url):
+    chain = writer(url, anchor_every=2, keep_anchors=1)
+    engine = ToyEngine()
+    reader = ChainReader(url, engine)
+    weights = checkpoint()
+    chain.publish(weights.items())
+    reader.update()
+    for step in range(6):
+        weights = moved(weights, step)
+        chain.publish(weights.items())
+    assert reader.update() == 7
+    assert holds(engine, weights)
+
+
+def test_deltas_are_small(url):
+    chain = writer(url, level=2)
+    weights = {"norm": torch.linspace(-1, 1, 24), "q": torch.randn(16, 24, generator=torch.Generator().manual_seed(0))}
+    first = chain.publish(weights.items())
+    weights["q"][3, 4] += 1
+    second = chain.publish(weights.items())
+    assert (second.changed_elements, second.anchor_bytes) == (1, 0)
+    assert second.delta_bytes < 250 < first.anchor_bytes
+
+
+def test_a_second_writer_takes_over_and_the_first_notices(url):
+    weights = checkpoint()
+    first, engine = writer(url), ToyEngine()
+    first.publish(weights.items())
+    reader = ChainReader(url, engine)
+    reader.update()
+    second = writer(url)
+    second.publish(moved(weights, 1).items())
+    with pytest.raises(ChainError, match="another writer"):
+        first.publish(weights.items())
+    assert reader.update() == 1
+    assert holds(engine, moved(weights, 1)), "version 1 of another run is another version"
+
+
+def damage(url, kind, how):
+    store = ChainStore(url)
+    head = store.head()
+    step = next(s for s in head.steps[::-1] if (s.base is None) == (kind == "anchor"))
+    path = store._path(step.file)
+    data = store._fs.cat_file(path)
+    bad = data[: len(data) // 2] if how == "truncated" else data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]
+    store._fs.pipe_file(path, bad)
+    return lambda: store._fs.pipe_file(path, data)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+@pytest.mark.parametrize("kind", ["anchor", "delta"])
+def test_a_damaged_file_changes_nothing_and_a_repaired_one_is_read(url, kind, how):
+    chain, engine = writer(url, anchor_every=3), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    reader = ChainReader(url, engine)
+    if kind == "delta":
+        reader.update()
+        chain.publish(moved(weights, 1).items())
+    before = engine.checksums()
+    repair = damage(url, kind, how)
+    with pytest.raises((ChainError, CorruptFrameError)):
+        reader.update()
+    assert engine.checksums() == before
+    repair()
+    reader.update()
+    assert holds(engine, moved(weights, 1) if kind == "delta" else weights)
+
+
+def test_weights_that_something_else_wrote_are_found_and_replaced(url):
+    chain, engine = writer(url), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    reader = ChainReader(url, engine)
+    reader.update()
+    engine.tensors["norm"][3] += 1
+    changed = {name: tensor.clone() for name, tensor in weights.items()}
+    changed["norm"][3] += 5
+    chain.publish(changed.items())
+    with pytest.raises(FingerprintMismatchError, match="norm"):
+        reader.update()
+    assert reader.version is None
+    assert reader.update() == 2
+    assert holds(engine, changed)
+
+
+def test_a_failing_loader_keeps_what_the_engine_held(url):
+    chain, engine = writer(url), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    reader = ChainReader(url, engine)
+    reader.update()
+    chain.publish(moved(weights, 1).items())
+    before = engine.checksums()
+    engine.fail_after = 0
+    with pytest.raises(RuntimeError, match="loader refuses"):
+        reader.update()
+    assert engine.checksums() == before
+    engine.fail_after = None
+    assert reader.update() == 2
+    assert holds(engine, moved(weights, 1))
+
+
+def test_sharded_engines_are_told_to_use_level_0(url):
+    writer(url, level=2).publish(checkpoint().items())
+    with pytest.raises(ChainError, match="write it with level=0"):
+        ChainReader(url, ToyEngine(0, 2)).update()
+
+
+def test_a_checkpoint_that_changed_is_refused_and_the_chain_goes_on(url):
+    chain, engine = writer(url), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    with pytest.raises(ChainError, match="tensor 2"):
+        chain.publish((name, tensor[:1] if name == "k" else tensor) for name, tensor in moved(weights, 1).items())
+    with pytest.raises(ChainError, match="10 tensors came"):
+        chain.publish(list(moved(weights, 1).items())[:10])
+    chain.publish(moved(weights, 2).items())
+    assert ChainReader(url, engine).update() == 2
+    assert holds(engine, moved(weights, 2))
+
+
+def test_something_that_is_no_chain_is_refused(tmp_path):
+    (tmp_path / "HEAD").write_bytes(b"ref: refs/heads/main\n")
+    with pytest.raises(ChainError, match="damaged or of another version"):
+        ChainReader(str(tmp_path), ToyEngine()).update()
+
+
+def test_a_disk_that_fills_up_leaves_the_chain_as_it_was(tmp_path, monkeypatch):
+    chain, engine = writer(str(tmp_path)), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    files = sorted(os.listdir(tmp_path))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            chain.publish(moved(weights, 1).items())
+    assert sorted(os.listdir(tmp_path)) == files
+    chain.publish(moved(weights, 2).items())
+    assert ChainReader(str(tmp_path), engine).update() == 2
+    assert holds(engine, moved(weights, 2))

@@ -1,0 +1,45 @@
+"""Ask for memory before it is needed: random access at the speed of many cache misses at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from .jit import jit
+
+AHEAD = 128
+"""Elements; enough to hide a miss, and their lines fit the second-level cache. On Zen 4, scattering 1.2 % of 36M
+elements took 13.3 ns a change without, 4.8 with 32, 2.2 with 128."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Bring array[index] into the second-level cache, to be written; the index must be inside."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        found = context.make_array(kind)(context, builder, args[0])
+        place = cgutils.get_item_pointer(context, builder, kind, found, [args[1]], wraparound=False)
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        signature_of = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, signature_of, "llvm.prefetch.p0")
+        for_writing, second_level, data = (ir.Constant(number, n) for n in (1, 2, 1))
+        builder.call(function, [builder.bitcast(place, pointer), for_writing, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@jit
+def gather(array: NDArray[Any], positions: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """out = array[positions], all of them inside."""
+    last = positions.size - 1
+    for n in range(positions.size):
+        prefetch(array, positions[min(n + AHEAD, last)])
+        out[n] = array[positions[n]]
