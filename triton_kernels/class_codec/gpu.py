@@ -243,7 +243,7 @@ def _encode_wave(
     out = words.view(torch.uint8)
     if copies:
         copied = (index, offsets, modes, out)
-        copies_gpu.copy_kernel[(chunks,)](old, *copied, n, word, cut.block, cut.chunk, cut.tile, COPY, **many)
+        copies_gpu.copy_kernel[(chunks,)](old, *copied, n, word, cut.block, cut.chunk, cut.gaps, COPY, **many)
         copies_gpu.overwrite_kernel[(chunks,)](
             positions, values, index, starts, *copied[1:], word, cut.block, cut.chunk, cut.small, COPY, **few
         )
