@@ -8,6 +8,7 @@ operation first needs them, not with this package.
 
 from .bits import as_bits, as_unsigned_numpy
 from .box import Box, normalise
+from .cast_extract import CastChanges, cast_extract
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
 from .gather import gather
@@ -17,8 +18,10 @@ from .scatter import Applied, scatter_changes, undo
 __all__ = [
     "Applied",
     "Box",
+    "CastChanges",
     "as_bits",
     "as_unsigned_numpy",
+    "cast_extract",
     "change_fingerprint",
     "extract_changes",
     "fingerprint",

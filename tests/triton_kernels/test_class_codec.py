@@ -209,7 +209,7 @@ def noise(old):
 
 
 def one_flip(old):
-    return old ^ np.uint16(1)
+    return old ^ old.dtype.type(1)
 
 
 ADVERSARIAL = {  # new from old, most bits a change, most share of a dense copy
@@ -414,3 +414,45 @@ def test_arguments_that_do_not_fit_are_refused():
         decode(data, 11, old, ONE, BF16)
     with pytest.raises(ValueError, match="expected 1 old elements"):
         decode(data, 10, lambda at: old, ONE, BF16, np.uint16)
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("classes", [ONE, Classes((60, 113), (1, 0, 2))], ids=["level 1", "level 2"])
+def test_tensors_give_the_same_as_arrays(kind, classes):
+    dtype, exponent, _ = KINDS[kind]
+    signed = {1: np.uint8, 2: np.int16, 4: np.int32}[np.dtype(dtype).itemsize]
+    old = random_bits(5000, dtype)
+    new = some(old, 0.05, one_flip)
+    positions, values = changed(old, new)
+    expected = encode(old, positions, values, classes, exponent)
+    as_tensors = [torch.from_numpy(a.view(signed)) for a in (old, values)]
+    data = encode(as_tensors[0], torch.from_numpy(positions), as_tensors[1], classes, exponent)
+    assert data.numpy().tobytes() == expected.tobytes()
+    found = decode(data, 5000, as_tensors[0], classes, exponent)
+    assert np.array_equal(found[0].numpy(), positions)
+    assert torch.equal(found[1], as_tensors[1])
+    if classes.number == 1:
+        bits = as_tensors[0]
+        found = decode(data, 5000, lambda at: bits[at], classes, exponent, bits.dtype)
+        assert torch.equal(found[1], as_tensors[1])
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    old, at, new = torch.zeros(10, dtype=torch.int16), torch.tensor([3]), torch.tensor([5], dtype=torch.int16)
+    for wrong in (old.to(torch.bfloat16), old.long(), torch.zeros(20, dtype=torch.int16)[::2]):
+        with pytest.raises(TypeError):
+            encode(wrong, at, new, ONE, BF16)
+    with pytest.raises(TypeError, match=r"as many torch\.int16 values"):
+        encode(old, at, new.int(), ONE, BF16)
+    with pytest.raises(ValueError, match="one device"):
+        encode(old, at, new.to("meta"), ONE, BF16)
+    data = encode(old, at, new, ONE, BF16)
+    with pytest.raises(TypeError, match="one class only"):
+        decode(data, 10, lambda at: old[at], STRANGE, BF16, torch.int16)
+    with pytest.raises(ValueError, match="expected 11 old elements"):
+        decode(data, 11, old, ONE, BF16)
+    with pytest.raises(TypeError, match="uint8 data"):
+        decode(data.int(), 10, old, ONE, BF16)

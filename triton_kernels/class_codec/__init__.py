@@ -6,15 +6,20 @@ each class by itself needs 5.5 to 7.7 bits a change at RL densities, where posit
 
 The elements are those of a part: any run of elements in an order that both sides know. `old` must be bit for bit what
 the encoder had, or the result is wrong; compare fingerprints. Applying a delta twice is wrong as well.
+
+Everything comes as numpy arrays of unsigned elements, or as tensors of bits (see `as_bits`) on one device; the result
+is of the same kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import CorruptBlockError
 from .classes import BF16, BLOCK, FP8, FP16, FP32, MAX_CLASSES, Classes, Exponent
@@ -36,18 +41,28 @@ __all__ = [
 _WIDTHS = (1, 2, 4)
 
 
+@overload
 def encode(
     old: NDArray[Any],
     positions: NDArray[np.int64],
     values: NDArray[Any],
     class_map: Classes,
     exponent: Exponent | tuple[int, int],
-) -> NDArray[np.uint8]:
+) -> NDArray[np.uint8]: ...
+
+
+@overload
+def encode(
+    old: Tensor, positions: Tensor, values: Tensor, class_map: Classes, exponent: Exponent | tuple[int, int]
+) -> Tensor: ...
+
+
+def encode(old: Any, positions: Any, values: Any, class_map: Classes, exponent: Exponent | tuple[int, int]) -> Any:
     """Encode the changes of a part.
 
     Args:
-        old: uint8, uint16 or uint32 [n], contiguous; the elements the receiver holds. With one class only the changed
-            ones are read (and the blocks that are sent as a copy).
+        old: uint8, uint16 or uint32 [n] (as tensor uint8, int16 or int32), contiguous; the elements the receiver
+            holds. With one class only the changed ones are read (and the blocks that are sent as a copy).
         positions: int64[k], strictly ascending, below n.
         values: old's dtype [k], the new elements there; each differs from the old one.
         class_map: the classes; any map codes any change, a fitted one in fewer bits.
@@ -60,8 +75,12 @@ def encode(
         TypeError: arrays of other types.
         ValueError: positions out of order or range, a value that is no change, or classes that do not fit.
 
-    Memory beside the result: about 50 bytes for each change of a block in each thread.
+    Memory beside the result: about 50 bytes for each change of a block in each thread; on a GPU see `gpu`.
     """
+    if isinstance(old, Tensor):
+        from . import tensors
+
+        return tensors.encode(old, positions, values, class_map, Exponent(*exponent))
     exponent = _check(class_map, exponent, old)
     if positions.dtype != np.int64 or values.dtype != old.dtype or positions.shape != values.shape:
         raise TypeError(
@@ -76,6 +95,7 @@ def encode(
     return cpu.encode(old, positions, values, class_map, exponent)
 
 
+@overload
 def decode(
     data: NDArray[np.uint8],
     n: int,
@@ -83,7 +103,23 @@ def decode(
     class_map: Classes,
     exponent: Exponent | tuple[int, int],
     dtype: Any = None,
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
+) -> tuple[NDArray[np.int64], NDArray[Any]]: ...
+
+
+@overload
+def decode(
+    data: Tensor,
+    n: int,
+    old: Tensor | Callable[[Tensor], Tensor],
+    class_map: Classes,
+    exponent: Exponent | tuple[int, int],
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def decode(
+    data: Any, n: int, old: Any, class_map: Classes, exponent: Exponent | tuple[int, int], dtype: Any = None
+) -> Any:
     """Inverse of `encode`.
 
     Args:
@@ -102,8 +138,12 @@ def decode(
         TypeError, ValueError: arguments that do not fit each other.
 
     Memory: the result, 8 bytes for each change, and about 30 for each change of a block in each thread. Whatever the
-    bytes say, at most n and at most 8 changes a byte are believed.
+    bytes say, at most n and at most 8 changes a byte are believed. On a GPU see `gpu`.
     """
+    if isinstance(data, Tensor):
+        from . import tensors
+
+        return tensors.decode(data, n, old, class_map, Exponent(*exponent), dtype)
     if isinstance(old, np.ndarray):
         exponent = _check(class_map, exponent, old)
         if old.size != n:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-
 import pytest
 import torch
-import triton
-from triton.runtime import interpreter
 
 from slipstream.triton_kernels import Box, as_bits, normalise
 from slipstream.triton_kernels.extract import gpu as extract
@@ -22,22 +17,6 @@ from ..layouts import COLUMNS, LAYOUTS, ROWS, storage_of
 from ..samples import DENSITIES, DTYPES, SIZES, changed_copy, random_bits, special_pairs
 
 WIDTHS = [torch.uint8, torch.int16, torch.int32, torch.int64]
-
-
-@pytest.fixture
-def shuffled_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run the programs of every launch in random order."""
-    builder, orders = interpreter.interpreter_builder, {}
-    set_index, generator = builder.set_grid_idx, random.Random(5)
-
-    def shuffled(x: int, y: int, z: int) -> None:
-        if x == 0:
-            orders["x"] = generator.sample(range(builder.grid_dim[0]), builder.grid_dim[0])
-        set_index(orders["x"][x], y, z)
-
-    monkeypatch.setattr(builder, "set_grid_idx", shuffled)
-    yield
-    assert orders, f"triton {triton.__version__} sets the program index in another way: mend this fixture"
 
 
 def check_extract(old: torch.Tensor, new: torch.Tensor, **sizes: int) -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from unit_values import DTYPE_OF_WIDTH, Old
 
 from slipstream.core.weights.wire import bits_dtype, elias_fano
-from slipstream.core.weights.wire.block import BLOCK, HEADER
-from slipstream.triton_kernels.errors import CorruptBlockError
+from slipstream.triton_kernels.elias_fano import BLOCK, HEADER, CorruptBlockError
 
 
 def unit(numel, width):

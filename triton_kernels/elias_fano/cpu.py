@@ -1,15 +1,21 @@
-"""Compiled loops of the Elias-Fano codec; see `elias_fano` for the format they read and write."""
+"""Elias-Fano blocks on the host: compiled loops, blocks shared out over threads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipstream.core.weights.wire.block import BLOCK, DENSE, HEADER, SPARSE
-from slipstream.triton_kernels.class_codec.lanes import trailing_zeros
-from slipstream.triton_kernels.class_codec.planes import get_bits
-from slipstream.triton_kernels.jit import jit
+from ..class_codec.lanes import trailing_zeros
+from ..class_codec.planes import get_bits
+from ..errors import CorruptBlockError
+from ..jit import jit
+from ..threads import run, split
+from .block import BLOCK, DENSE, ERRORS, HEADER, ORDER, SPARSE
+
+LEAST = 16  # blocks a thread takes at least
 
 
 @jit
@@ -226,3 +232,36 @@ def read(
             values[start + byte] = data[o + byte]
         corrupt += bad
     return corrupt
+
+
+def encode(
+    positions: NDArray[np.int64], values: NDArray[Any], numel: int, dense: Callable[[], NDArray[Any]]
+) -> NDArray[np.uint8]:
+    """Encode the changes of a unit; see the package."""
+    width = values.itemsize
+    blocks = plan(positions, numel, width)
+    out = np.empty(int(blocks[2][-1]), np.uint8)
+    old = dense() if has_dense(blocks, numel, width) else values[:0]
+    as_bytes = np.ascontiguousarray(values).view(np.uint8), np.ascontiguousarray(old).view(np.uint8)
+    run(
+        lambda begin, end: write(positions, *as_bytes, numel, width, blocks, out, begin, end),
+        split(blocks[1].size, LEAST),
+    )
+    return out
+
+
+def decode(data: NDArray[np.uint8], numel: int, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Inverse of `encode`; see the package."""
+    width = np.dtype(dtype).itemsize
+    error, offsets, before = scan(data, numel, width)
+    if error:
+        raise CorruptBlockError(f"cannot decode {data.size} bytes for a unit of {numel} elements: {ERRORS[error]}")
+    positions = np.empty(int(before[-1]), np.int64)
+    values = np.empty(int(before[-1]) * width, np.uint8)
+    corrupt = run(
+        lambda begin, end: read(data, numel, width, offsets, before, positions, values, begin, end),
+        split(offsets.size, LEAST),
+    )
+    if sum(corrupt):
+        raise CorruptBlockError(f"cannot decode {data.size} bytes for a unit of {numel} elements: {ERRORS[ORDER]}")
+    return positions, values.view(dtype)
