@@ -17,31 +17,45 @@ class SeamError(RuntimeError):
     """A seam that an enabled feature needs does not fit; the message says how to switch the feature off."""
 
 
-def check(table: SeamTable, features: Collection[str] | None = None) -> list[SeamResult]:
+def check(
+    table: SeamTable, features: Collection[str] | None = None, modules: Collection[str] | None = None
+) -> list[SeamResult]:
     """Check the version and each seam of `table`; modules are imported when their seam's turn comes.
 
     :param features: only the seams of these features; None is all of them.
+    :param modules: only the seams in these modules; None is all of them.
     :returns: the row about the version first, then one row a seam. When the distribution is not installed, only the
         first row.
     """
     version = _check_version(table)
     if version.status is SeamStatus.NOT_INSTALLED:
         return [version]
-    chosen = (seam for seam in table.seams if features is None or seam.feature in features)
+    chosen = (
+        seam
+        for seam in table.seams
+        if (features is None or seam.feature in features)
+        and (modules is None or seam.target.partition(":")[0] in modules)
+    )
     return [version, *map(_check_seam, chosen)]
 
 
-def require(table: SeamTable, features: Collection[str]) -> list[SeamResult]:
+def require(
+    table: SeamTable, features: Collection[str], modules: Collection[str] | None = None, strict: bool = True
+) -> list[SeamResult]:
     """Check the seams of `features` and raise when one is broken; an untested version is logged as a warning.
 
+    :param modules: only the seams in these modules; None is all of them.
+    :param strict: False logs what is broken as a warning and goes on.
     :returns: what `check` returns.
     :raises SeamError: naming each broken seam, expected, found, the installed version and the option that does
         without the feature.
     """
-    results = check(table, features)
+    results = check(table, features, modules)
     broken = [result for result in results if result.broken]
-    if broken:
+    if broken and strict:
         raise SeamError(_explain(table, features, broken))
+    if broken:
+        _logger.warning("%s", _explain(table, features, broken))
     if results[0].status is SeamStatus.UNTESTED_VERSION:
         _logger.warning(
             "slipstream plugin %r is written for %s %s, installed is %s; its seams still fit",

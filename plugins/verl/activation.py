@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -9,6 +10,7 @@ from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.seams import require
 from slipstream.plugins.verl.driver import BACKEND
 from slipstream.plugins.verl.seams import seam_table
+from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
 
 
 def install(module: ModuleType) -> None:
@@ -16,13 +18,13 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None or config.weight_sync.mode == "native":
         return
-    {
-        "verl.workers.rollout.base": _rollout_adapter,
-        "verl.workers.rollout.replica": _replica,
-        "verl.checkpoint_engine.base": _checkpoint_engine,
-        "verl.trainer.ppo.v1.trainer_base": _trainer,
-        "verl.workers.engine_workers": _trainer_worker,
-    }[module.__name__](module, config)
+    # What is patched here must be there: say so now, not in an AttributeError.
+    broken = require(seam_table(), {"weight_sync"}, {module.__name__}, strict=config.weight_sync.strict_seams)
+    try:
+        _PATCHES[module.__name__](module, config)
+    except AttributeError:
+        if not any(result.broken for result in broken):
+            raise  # strict_seams=false: named in a warning already
 
 
 def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
@@ -31,8 +33,8 @@ def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
 
 def _replica(module: Any, config: SlipstreamConfig) -> None:
     def load() -> type:
-        if config.weight_sync.strict_seams:
-            require(seam_table(), {"weight_sync"})
+        for table in (seam_table(), vllm_seam_table()):
+            require(table, {"weight_sync"}, strict=config.weight_sync.strict_seams)
         from slipstream.plugins.verl.replica import SlipstreamReplica
 
         return SlipstreamReplica
@@ -74,3 +76,12 @@ def _trainer_worker(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.shards import hand_over
 
     module.ActorRolloutRefWorker.init_model = hand_over(module.ActorRolloutRefWorker.init_model)
+
+
+_PATCHES: dict[str, Callable[[Any, SlipstreamConfig], None]] = {
+    "verl.workers.rollout.base": _rollout_adapter,
+    "verl.workers.rollout.replica": _replica,
+    "verl.checkpoint_engine.base": _checkpoint_engine,
+    "verl.trainer.ppo.v1.trainer_base": _trainer,
+    "verl.workers.engine_workers": _trainer_worker,
+}

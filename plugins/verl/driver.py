@@ -12,7 +12,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
+from slipstream.core.seams import require
 from slipstream.core.telemetry import check_path
+from slipstream.plugins.verl.seams import seam_table
 
 RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
 """Environment variable that sets the sockets of one run apart from those of another on the same node."""
@@ -21,11 +23,23 @@ BACKEND = "slipstream"
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the function of `module` through which verl's entry points show us their configuration."""
-    if module.__name__ == "verl.utils.config":
-        module.validate_config = _validating(module.validate_config)  # type: ignore[attr-defined]
-    else:
-        module.get_ppo_ray_runtime_env = _carrying(module.get_ppo_ray_runtime_env)  # type: ignore[attr-defined]
+    """Wrap the function of `module` through which verl's entry points show us their configuration.
+
+    A verl without it is left alone: only a run with the override needs it, and that checks (`_check_seams`).
+    """
+    for name, wrap in (("validate_config", _validating), ("get_ppo_ray_runtime_env", _carrying)):
+        if module.__name__ == _DRIVER_SEAMS[name] and hasattr(module, name):
+            setattr(module, name, wrap(getattr(module, name)))
+
+
+_DRIVER_SEAMS = {"validate_config": "verl.utils.config", "get_ppo_ray_runtime_env": "verl.trainer.constants_ppo"}
+
+
+def _check_seams(slipstream: SlipstreamConfig) -> None:
+    """Raise where verl no longer has a function that hands the node over: nothing would be switched on, silently."""
+    if slipstream.weight_sync.mode != "native":
+        modules = set(_DRIVER_SEAMS.values())
+        require(seam_table(), {"weight_sync"}, modules, strict=slipstream.weight_sync.strict_seams)
 
 
 def _validating(validate_config: Any) -> Any:
@@ -34,6 +48,7 @@ def _validating(validate_config: Any) -> Any:
         node = config.get("slipstream")
         if node is not None:
             slipstream = parse_config(node)
+            _check_seams(slipstream)
             _check_ray()
             check(config, slipstream)
         return validate_config(config, *args, **kwargs)
@@ -48,6 +63,7 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         node = config.get("slipstream") if config is not None else None
         if node is not None:
             slipstream = parse_config(node)
+            _check_seams(slipstream)
             if slipstream.events is not None:
                 # Ray's workers have folders of their own.
                 slipstream = dataclasses.replace(slipstream, events=os.path.abspath(slipstream.events))

@@ -13,10 +13,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from slipstream.core.config import from_environment
 from slipstream.core.hooks import plugins
+from slipstream.core.seams import require
 from slipstream.core.weights import Subscriber, SubscriberChannel
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
+from slipstream.plugins.vllm.seams import seam_table
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ class WorkerExtension:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
+        config = from_environment()
+        require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
         keep_weights_unpacked()
         create = super().__new__
         return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)

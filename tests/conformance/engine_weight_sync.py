@@ -36,8 +36,8 @@ class RolloutEngine(Protocol):
     def checksums(self) -> list[dict[str, str]]:
         """Checksums of every worker, in rank order."""
 
-    def checksums_of_fresh_engine(self, weights: Weights) -> list[dict[str, str]]:
-        """Checksums of the workers of a new engine that loaded `weights` from disk."""
+    def fresh_engine(self, weights: Weights) -> tuple[list[dict[str, str]], list[list[int]]]:
+        """Checksums of the workers of a new engine that loaded `weights` from disk, and what it generates."""
 
     def lose_weights(self) -> None:
         """What discards or replaces the weights behind the sync's back."""
@@ -105,14 +105,21 @@ class EngineWeightSync:
             assert report.seeded_workers == (engine.workers if step == 0 else 0)
             assert report.audited_tensors > 0
 
-    def test_checksums_and_tokens_equal_a_fresh_engine(self, engine, weights, publisher, socket):
-        moved = nudge(weights, 0.02, 7)
-        moved["model.norm.weight"] = -moved["model.norm.weight"]  # turns the ranking of tokens around
+    def test_checksums_and_tokens_equal_a_fresh_engine(self, engine, weights, socket):
+        """Tokens too: a copy that the engine computes with (packed by the CPU backend) may differ from a parameter."""
+        moved = nudge(weights, 0.3, 7)
+        for name in list(moved):
+            if name.endswith(("proj.weight", "embed_tokens.weight")):
+                moved[name] = moved[name].flip(0).contiguous()  # other tokens, through matrices alone
+        if torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
+            moved["lm_head.weight"] = moved["model.embed_tokens.weight"]
+        publisher = Publisher(PublisherSettings(timeout=TIMEOUT))  # no audit: what generates is what the delta wrote
         publish(publisher, engine, weights, socket)
         before = engine.generate()
-        publish(publisher, engine, moved, socket)
-        assert engine.checksums() == engine.checksums_of_fresh_engine(moved)
-        assert engine.generate() != before
+        assert publish(publisher, engine, moved, socket).seeded_workers == 0
+        after = engine.generate()
+        assert after != before
+        assert (engine.checksums(), after) == engine.fresh_engine(moved)
 
     def test_a_real_nan_and_a_negative_zero_arrive(self, engine, weights, publisher, socket):
         moved = {name: weight.clone() for name, weight in weights.items()}
@@ -135,7 +142,7 @@ class EngineWeightSync:
         if torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
             moved["lm_head.weight"] = moved["model.embed_tokens.weight"]
         publish(publisher, engine, moved, socket)
-        assert engine.checksums() == engine.checksums_of_fresh_engine(moved)
+        assert engine.checksums() == engine.fresh_engine(moved)[0]
 
     def test_a_worker_that_fails_keeps_all_its_weights(self, engine, weights, publisher, socket):
         publish(publisher, engine, weights, socket)

@@ -70,18 +70,78 @@ def test_with_the_node_our_classes_are_in_place():
     assert found["consume"] == "metrics.py"
 
 
-def test_a_renamed_seam_stops_the_run_where_the_replica_is_loaded():
-    code = """
-        import verl.workers.rollout.vllm_rollout.vllm_async_server as server
-        server.vLLMHttpServer._pick_sleep_level = server.vLLMHttpServer.__dict__["_resolve_sleep_level"]
-        del server.vLLMHttpServer._resolve_sleep_level
+LOAD_REPLICA = """
         from verl.workers.rollout.replica import RolloutReplicaRegistry
         RolloutReplicaRegistry.get("vllm")
     """
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "version"),
+    [
+        ("verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer", "_resolve_sleep_level", "0.9.1"),
+        ("vllm.model_executor.model_loader.utils", "", "process_weights_after_loading", "0.29.0"),
+        ("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_worker", "0.29.0"),
+    ],
+)
+def test_a_renamed_seam_stops_the_run_where_the_replica_is_loaded(module, owner, name, version):
+    code = f"""
+        import importlib
+        module = importlib.import_module({module!r})
+        owner = getattr(module, {owner!r}) if {owner!r} else module
+        setattr(owner, "renamed", owner.__dict__[{name!r}])
+        delattr(owner, {name!r})
+        {LOAD_REPLICA.strip()}
+    """
     result = run(code, check=False, SLIPSTREAM_NODE=node(mode="delta"))
     assert result.returncode != 0
-    for part in ("SeamError", "vLLMHttpServer._resolve_sleep_level", "0.9.1", "slipstream/weight_sync=native"):
+    for part in ("SeamError", name, version, "slipstream/weight_sync=native"):
         assert part in result.stderr
+
+
+PATCHED = [
+    ("verl.workers.rollout.base", "_ROLLOUT_REGISTRY"),
+    ("verl.workers.rollout.replica", "RolloutReplicaRegistry.register"),
+    ("verl.checkpoint_engine.base", "CheckpointEngineManager.update_weights"),
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._consume_sync_metrics"),
+    ("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
+]
+
+# The name goes when the module has been executed and before our callback looks at it.
+WITHOUT = """
+    import sys, importlib
+    from slipstream.plugins.verl.post_import import after_import
+    import verl
+    from slipstream.plugins.verl import activation, driver
+    for patched in (activation, driver):
+        def without(module, install=patched.install):
+            if module.__name__ == sys.argv[1]:
+                *path, name = sys.argv[2].split(".")
+                delattr(getattr(module, path[0]) if path else module, name)
+            install(module)
+        patched.install = without
+    importlib.import_module(sys.argv[1])
+    print("imported")
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), PATCHED, ids=[name for _, name in PATCHED])
+def test_a_patch_point_that_is_gone_is_named_where_it_is_imported(module, name):
+    result = run(WITHOUT, False, [module, name], SLIPSTREAM_NODE=node(mode="delta"))
+    assert result.returncode != 0
+    for part in ("SeamError", f"{module}:{name}", "0.9.1", "slipstream/weight_sync=native"):
+        assert part in result.stderr
+    lenient = run(WITHOUT, False, [module, name], SLIPSTREAM_NODE=node(mode="delta", strict_seams=False))
+    assert "imported" in lenient.stdout, lenient.stderr
+    assert f"{module}:{name}" in lenient.stderr, "named in a warning"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("verl.utils.config", "validate_config"), ("verl.trainer.constants_ppo", "get_ppo_ray_runtime_env")],
+)
+def test_a_verl_without_our_driver_seams_is_left_alone_without_the_override(module, name):
+    assert "imported" in run(WITHOUT, arguments=[module, name]).stdout
 
 
 def test_a_broken_node_is_not_swallowed_by_verl():

@@ -60,7 +60,7 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
     ours, syncs = train(
         "slipstream",
         "+slipstream=sync",
-        "slipstream.weight_sync.audit_every=1",
+        "slipstream.weight_sync.audit_every=11",  # a dense load; before it, only deltas wrote what generates
         dtype="float32",
         bucket_megabytes=1,
         steps=10,
@@ -70,7 +70,9 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
         assert ours.rollouts(step) == rollouts
         assert len({(rollout.prompt, rollout.response) for rollout in rollouts}) > 16, "samples of a group differ"
     assert len(syncs) == 11
-    assert all(event["audited_tensors"] > 0 for event in syncs), "each was compared with a dense load and equal"
+    assert [event["audited_tensors"] > 0 for event in syncs] == [False] * 10 + [True], (
+        "equal to a dense load at the end"
+    )
     assert [event["seeded_workers"] for event in syncs] == [1] + [0] * 10
     assert mean(ours.rewards[-3:]) > mean(ours.rewards[:2]) + 0.1
     metrics = ours.steps[-1].values
@@ -116,7 +118,7 @@ def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
 
 def test_an_engine_that_fails_ends_the_run_with_its_own_error(train):
     """Not a hang: the trainer raises what the engine raised, in the middle of the first delta."""
-    with pytest.raises(TrainingError, match="broken on purpose"):
+    with pytest.raises(TrainingError) as raised:
         train(
             "broken",
             "+slipstream=sync",
@@ -124,3 +126,7 @@ def test_an_engine_that_fails_ends_the_run_with_its_own_error(train):
             dtype="bfloat16",
             modules="broken_engine",
         )
+    # Ray repeats a worker's log with its pid in front; this is what the driver itself ended with.
+    own = [line for line in str(raised.value).splitlines() if not line.startswith("(")]
+    assert any("EngineFailedError" in line and "broken on purpose" in line for line in own)
+    assert any("WorkerDict.actor_rollout_update_weights" in line for line in own), "raised in the trainer"

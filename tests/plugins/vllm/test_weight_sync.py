@@ -64,13 +64,13 @@ class VllmRollout:
     def checksums(self) -> list[dict[str, str]]:
         return self._llm.collective_rpc("slipstream_checksums")
 
-    def checksums_of_fresh_engine(self, weights: Weights) -> list[dict[str, str]]:
+    def fresh_engine(self, weights: Weights) -> tuple[list[dict[str, str]], list[list[int]]]:
         self._fresh += 1
         folder = self._folder / f"fresh{self._fresh}"
         tiny_qwen2.save(weights, folder, self._tied, getattr(torch, self._dtype))
         llm = start(folder, self._dtype, self.workers, "auto")
         try:
-            return llm.collective_rpc("slipstream_checksums")
+            return llm.collective_rpc("slipstream_checksums"), greedy(llm)
         finally:
             if self.workers > 1:  # a worker in this process would take the first engine's process groups with it
                 stop(llm)
@@ -83,12 +83,17 @@ class VllmRollout:
         return lambda: self._llm.collective_rpc("break_writes", args=(False,))
 
     def generate(self) -> list[list[int]]:
-        from vllm import SamplingParams
-
         self._llm.reset_prefix_cache()
-        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
-        outputs = self._llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        return greedy(self._llm)
+
+
+def greedy(llm) -> list[list[int]]:
+    """Tokens for the fixed prompts."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 class VllmSuite(EngineWeightSync):
