@@ -1,0 +1,48 @@
+"""What the server adapter does around a sync: cached prefixes belong to the old weights."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
+
+
+class Server:
+    """Records remote calls, as Ray's actor handle takes them."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[tuple[str, dict]] = []
+        self._failing = failing
+
+    def __getattr__(self, name: str):
+        async def call(*args, **kwargs):
+            self.calls.append((name, kwargs))
+            if name == self._failing:
+                raise RuntimeError("the engine says no")
+
+        return SimpleNamespace(remote=call)
+
+
+def adapter(server: Server) -> SlipstreamServerAdapter:
+    made = SlipstreamServerAdapter.__new__(SlipstreamServerAdapter)
+    made.server_handle, made._has_server = server, True
+    made._ensure_server_handle = lambda: True
+    return made
+
+
+def test_the_prefix_cache_is_dropped_after_the_workers_hold_the_new_weights():
+    server = Server()
+    update = RemoteUpdate(["tcp://a:1", "tcp://b:2"], 7.0)
+    asyncio.run(adapter(server).update_weights(update, global_steps=3))
+    assert [name for name, _ in server.calls] == ["slipstream_sync", "clear_kv_cache", "set_global_steps"]
+    assert server.calls[0][1] == {"endpoints": ["tcp://a:1", "tcp://b:2"], "timeout": 7.0}
+
+
+def test_a_failed_sync_is_raised_and_does_not_count_as_a_step():
+    server = Server(failing="slipstream_sync")
+    with pytest.raises(RuntimeError, match="the engine says no"):
+        asyncio.run(adapter(server).update_weights(RemoteUpdate(["tcp://a:1"], 7.0), global_steps=3))
+    assert [name for name, _ in server.calls] == ["slipstream_sync"]
