@@ -110,6 +110,20 @@ def conditions(model: str | None) -> list[str]:
     return lines
 
 
+def verdict(native: RunResult, ours: RunResult, syncs: Syncs) -> tuple[str, bool]:
+    """The line that the demo ends with, and whether all is well.
+
+    Well is: every sync of the run (one seed, one a step) was audited and found equal to a dense load, and every response
+    is the one that verl's default gave.
+    """
+    expected = len(ours.steps) + 1
+    line = f"identical: {syncs.identical} of {expected} syncs"
+    same, total = _equal_responses(native, ours)
+    if same != total:
+        line += f"; {total - same} of {total} responses differ"
+    return line, syncs.identical == expected == len(syncs.events) and same == total
+
+
 def _equal_responses(native: RunResult, ours: RunResult) -> tuple[int, int]:
     pairs = [
         pair for step in native.steps for pair in zip(native.rollouts(step.step), ours.rollouts(step.step), strict=True)

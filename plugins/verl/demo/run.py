@@ -13,7 +13,7 @@ from slipstream.plugins.verl.demo.arguments import check_overrides, model_folder
 from slipstream.plugins.verl.demo.command import training_command
 from slipstream.plugins.verl.demo.folders import default_cache, exclusive
 from slipstream.plugins.verl.demo.model import cached_model, model_folder
-from slipstream.plugins.verl.demo.report import NATIVE, OVERRIDE, Syncs, conditions, print_comparison
+from slipstream.plugins.verl.demo.report import NATIVE, OVERRIDE, Syncs, conditions, print_comparison, verdict
 from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
 
 STEPS = {None: 10, "smollm2": 4}
@@ -62,11 +62,9 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         print_comparison(console, native, slipstream, syncs)
     for line in conditions(model):
         console.print(f"* {line}", highlight=False)
-    expected = len(slipstream.steps) + 1  # one seed before the first step
-    identical = syncs.identical
-    style = "bold green" if identical == expected else "bold red"
-    console.print(f"[{style}]identical: {identical} of {expected} syncs[/]")
-    return 0 if identical == expected == len(syncs.events) else 1
+    line, well = verdict(native, slipstream, syncs)
+    console.print(f"[{'bold green' if well else 'bold red'}]{line}[/]")
+    return 0 if well else 1
 
 
 def _settings(model: str | None, folder_given: Path | None, folder: Path) -> dict[str, Any]:

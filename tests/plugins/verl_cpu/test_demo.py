@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from slipstream.plugins.verl.demo import run
 from slipstream.plugins.verl.demo.arguments import ArgumentError, check_overrides, model_folder_of, split
 from slipstream.plugins.verl.demo.folders import FolderInUseError, default_cache, exclusive
-from slipstream.plugins.verl.demo.report import conditions, speed
+from slipstream.plugins.verl.demo.report import Syncs, conditions, speed, verdict
+from slipstream.plugins.verl.demo.runner import RunResult, StepMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -152,3 +154,33 @@ def test_the_readme_promises_the_times_of_the_banner() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     for text in run.DURATIONS.values():
         assert text.split(" on ")[0] in readme
+
+
+def finished(folder: Path, responses: list[str]) -> RunResult:
+    """A run of one step with these responses."""
+    folder.mkdir()
+    lines = [
+        json.dumps({"step": 1, "input": f"p{i}", "output": text, "gts": "", "score": 0})
+        for i, text in enumerate(responses)
+    ]
+    (folder / "1.jsonl").write_text("\n".join(lines) + "\n")
+    return RunResult([StepMetrics(1, {})], 1.0, 1.0, folder / "log", folder)
+
+
+@pytest.mark.parametrize(
+    ("audited", "responses", "line", "well"),
+    [
+        ([7, 7], ["a", "b"], "identical: 2 of 2 syncs", True),
+        ([7, 0], ["a", "b"], "identical: 1 of 2 syncs", False),
+        ([7], ["a", "b"], "identical: 1 of 2 syncs", False),
+        ([7, 7, 7], ["a", "b"], "identical: 3 of 2 syncs", False),
+        ([7, 7], ["a", "c"], "identical: 2 of 2 syncs; 1 of 2 responses differ", False),
+    ],
+    ids=["well", "one not audited", "one missing", "one too many", "other responses"],
+)
+def test_the_demo_fails_when_anything_differs(
+    audited: list[int], responses: list[str], line: str, well: bool, tmp_path: Path
+) -> None:
+    syncs = Syncs([{"audited_tensors": count, "seeded_workers": 0} for count in audited])
+    native, ours = finished(tmp_path / "native", ["a", "b"]), finished(tmp_path / "ours", responses)
+    assert verdict(native, ours, syncs) == (line, well)
