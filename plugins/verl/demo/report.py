@@ -113,8 +113,8 @@ def conditions(model: str | None) -> list[str]:
 def verdict(native: RunResult, ours: RunResult, syncs: Syncs) -> tuple[str, bool]:
     """The line that the demo ends with, and whether all is well.
 
-    Well is: every sync of the run (one seed, one a step) was audited and found equal to a dense load, and every response
-    is the one that verl's default gave.
+    Well is: every sync of the run (one seed, one a step) was audited and found equal to a dense load, and every
+    response is the one that verl's default gave.
     """
     expected = len(ours.steps) + 1
     line = f"identical: {syncs.identical} of {expected} syncs"

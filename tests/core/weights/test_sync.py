@@ -63,6 +63,36 @@ def test_special_values_arrive_bit_for_bit(before, after, level):
     assert report.changed_elements == 4
 
 
+FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Special values of a dtype as bits: zeros, ones, infinities, NaNs with several payloads, denormals, extremes."""
+    info = torch.finfo(dtype)
+    values = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), info.max, info.min, info.tiny]
+    bits = torch.tensor(values).to(dtype).view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[info.bits // 8])
+    return torch.unique(torch.cat([bits, bits ^ 1, bits ^ 2]))  # next to zero: denormals; next to infinity: signalling
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_special_value_becomes_every_other(dtype, level, size):
+    bits = patterns(dtype)
+    count = len(bits) ** 2
+    pair = Pair([ToyEngine(rank, size, dtype) for rank in range(size)], level=level, verify_every=1)
+    weights = {name: tensor.to(dtype) for name, tensor in checkpoint().items() if name not in ("router", "flipped")}
+    weights["lm_head"] = weights["embed"]
+    embed = weights["embed"].view(bits.dtype).reshape(-1)
+    assert count <= embed.numel(), "all pairs fit into one tensor"
+    embed[:count] = bits.repeat_interleave(len(bits))
+    pair.sync(weights)
+    embed[:count] = bits.repeat(len(bits))
+    report = pair.sync(weights)
+    assert (report.changed_elements, report.seeded_workers) == (count - len(bits), 0)
+    assert pair.holds(weights)
+
+
 def test_the_same_nan_is_no_change_and_another_payload_is():
     pair = Pair([ToyEngine(dtype=torch.float32)])
     weights = checkpoint()
