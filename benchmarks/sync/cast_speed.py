@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from timing import interleaved
 
 from slipstream.triton_kernels.cast_extract import cast_extract
 from slipstream.triton_kernels.jit import jit
@@ -34,19 +33,6 @@ def read_both(masters: NDArray[Any], weights: NDArray[Any]) -> int:
         total += masters[2 * i] ^ masters[2 * i + 1]
         other ^= weights[i]
     return total + other  # type: ignore[return-value]
-
-
-def interleaved(rounds: int, *tasks: Callable[[], Any]) -> list[float]:
-    """Least CPU seconds of each task, run in turn."""
-    best = [float("inf")] * len(tasks)
-    for task in tasks:
-        task()
-    for _ in range(rounds):
-        for i, task in enumerate(tasks):
-            start = time.thread_time()
-            task()
-            best[i] = min(best[i], time.thread_time() - start)
-    return best
 
 
 def row(n: int, rate: float, kind: torch.dtype, rounds: int) -> tuple[float, float]:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from sharded_trainer import Ranks
 
 from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import InProcessHub, SyncError
 from slipstream.plugins.verl.publishing import VerlPublisher
-
-
-class Ranks:
-    """A collective over threads, as `all_reduce(MIN)` is over processes."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size)
-        self._ready: list[bool] = []
-
-    def agree(self, ready: bool) -> bool:
-        self._ready.append(ready)
-        self._barrier.wait(30)
-        verdict = all(self._ready)
-        if self._barrier.wait(30) == 0:
-            self._ready.clear()
-        self._barrier.wait(30)
-        return verdict
 
 
 def _weights(broken: bool) -> Iterator[tuple[str, torch.Tensor]]:
