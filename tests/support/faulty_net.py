@@ -168,7 +168,7 @@ class PublisherEnd:
         return self._net.take_up(self._rank, timeout)
 
     def fail(self, error: BaseException) -> None:
-        raise NotImplementedError
+        raise AssertionError("adapters fail a channel when the engine call dies; here workers are parties of their own")
 
     def close(self) -> None:
         pass
