@@ -29,6 +29,16 @@ class WeightSyncConfig:
     """``all``: every trainer rank sends the shards it holds, where the framework shows them; ``one``: tensors are
     gathered first and sent by one rank (colocated: by each rank to the worker on its GPU)."""
 
+    transport: str = field(
+        default="auto", metadata={"expected": "auto, zeromq, shared_memory, ray, torch_distributed, or a plugin's"}
+    )
+    """What carries frames: ``zeromq``, ``shared_memory`` (one host), ``ray`` (object store), ``torch_distributed`` (a
+    process group of its own, NCCL or gloo), or one that another plugin provides. ``auto``: shared memory where trainer
+    and engine share a host, ZeroMQ otherwise."""
+
+    chain: str | None = field(default=None, metadata={"expected": "a path or URL"})
+    """Where every acknowledged version is also written as files, any URL that fsspec opens; None for nowhere."""
+
     timeout_seconds: float = field(default=300.0, metadata=above(0))
     """A sync whose acknowledgements do not arrive in this time raises."""
 

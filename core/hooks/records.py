@@ -36,10 +36,11 @@ class Transport:
     """Carries frames from the trainer to the engine workers."""
 
     name: str
-    """Unique among transports."""
+    """Unique among transports; a value of ``slipstream.weight_sync.transport``."""
 
     open: Callable[..., Any]
-    """Opens one end of a link."""
+    """Opens one end of a link: ``open("publisher" or "subscriber", endpoint, timeout)`` returns a `PublisherEndpoint`
+    or a `SubscriberEndpoint` of `core.weights.transports`. The publisher's end hands out addresses that name it."""
 
 
 @dataclass(frozen=True)

@@ -115,18 +115,29 @@ class Delivery:
         return {p.layout.digest for p in self.peers.values() if p.layout is not None}
 
     def groups(self, seeded: Sequence[bytes]) -> dict[tuple[str, bool], list[bytes]]:
-        """Workers that get the same frames: by layout digest and whether they are among `seeded`, seeds last."""
-        result: dict[tuple[str, bool], list[bytes]] = {}
-        for is_seed in (False, True):
-            for address, peer in self.peers.items():
-                if peer.layout is not None and (address in seeded) == is_seed:
-                    result.setdefault((peer.layout.digest, is_seed), []).append(address)
-        return result
+        """Workers that get the same frames: by layout digest and whether they are among `seeded`, seeds last.
 
-    def send_update(self, group: Sequence[bytes], begin: Begin, identity: Identity, chunks: Sequence[Chunk]) -> int:
-        """Send one update to the workers of `group`; return the bytes of all frames sent."""
+        In the same order on every trainer rank, whoever reported first: a worker reads the frames of all ranks in turn,
+        so two ranks that each serve another group first could wait for each other.
+        """
+        result: dict[tuple[str, bool], list[bytes]] = {}
+        for address, peer in self.peers.items():
+            if peer.layout is not None:
+                result.setdefault((peer.layout.digest, address in seeded), []).append(address)
+        return dict(sorted(result.items(), key=lambda group: (group[0][1], group[0][0])))
+
+    def announce(self, group: Sequence[bytes], begin: Begin) -> None:
+        """Tell the workers of `group` what comes."""
         for address in group:
             self._say(address, begin)
+
+    def send_update(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
+        """Send one update to the workers of `group`, once all workers of all groups know what comes; return the bytes
+        of all frames sent.
+
+        A worker reads no frame before every trainer rank has announced its update to it, and a rank announces nothing
+        before it has met every worker.
+        """
         return self._send_frames(group, identity, chunks)
 
     def confirm(self, expected: Mapping[str, list[int]], units: Mapping[str, Sequence[WireUnit]]) -> None:
@@ -216,13 +227,13 @@ class Delivery:
             frame = pack_frame(identity, index, chunk())
             for address in group:
                 self.peers[address].talk.step(Frame)
-                try:
-                    self._channel.send(address, frame)
-                except SyncTimeoutError:
-                    with contextlib.suppress(SyncTimeoutError):
-                        self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
-                    raise
-                sent += len(frame)
+            try:
+                self._channel.send_all(group, frame)
+            except SyncTimeoutError:
+                with contextlib.suppress(SyncTimeoutError):
+                    self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
+                raise
+            sent += len(frame) * len(group)
         return sent
 
     def _collect(self, kind: type[_M], waiting: set[bytes]) -> Iterator[tuple[Peer, _M]]:

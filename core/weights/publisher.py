@@ -61,6 +61,22 @@ class Publisher:
         """Version that every worker acknowledged last; None before the first seed."""
         return self._acked
 
+    def acknowledged(self) -> list[tuple[str, torch.Tensor]]:
+        """(checkpoint name, tensor) of what the engines take, as they acknowledged it last: views of the snapshot, on
+        the host or the trainer's device, which are right until the next `stage`.
+
+        Raises:
+            SyncError: nothing is acknowledged, or this publisher holds shards.
+        """
+        if self._acked is None or self._sharded:
+            raise SyncError("expected a publisher of whole tensors with an acknowledged version")
+        table = self._table
+        return [
+            (spec.name, self._snapshot.bits(index).view(table.dtypes[index]).view(spec.shape))
+            for index, spec in enumerate(table.specs)
+            if table.kinds[index] != "unused"
+        ]
+
     def stage(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Update:
         """Consume the trainer's weights and work out what has to travel.
 
@@ -304,13 +320,16 @@ class Publisher:
     def _send(self, update: Update, delivery: Delivery, seeded: list[bytes]) -> int:
         limit = self._settings.chunk_bytes
         verify = self._settings.verify_every > 0 and self._attempts % self._settings.verify_every == 0
-        sent = 0
-        for (digest, is_seed), group in delivery.groups(seeded).items():
+        groups, parts = delivery.groups(seeded), {}
+        for (digest, is_seed), group in groups.items():
             link = self._links[digest]
             base = None if is_seed else self._acked
             chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
-            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
-            size = delivery.send_update(group, begin, self._identity(base, update.target), chunks)
+            delivery.announce(group, Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank))
+            parts[digest, is_seed] = self._identity(base, update.target), chunks
+        sent = 0
+        for (digest, is_seed), group in groups.items():
+            size = delivery.send_update(group, *parts[digest, is_seed])
             delivery.sent[digest, is_seed] = size // len(group)
             sent += size
         return sent

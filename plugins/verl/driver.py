@@ -64,14 +64,21 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         if node is not None:
             slipstream = parse_config(node)
             _check_seams(slipstream)
-            if slipstream.events is not None:
-                # Ray's workers have folders of their own.
-                slipstream = dataclasses.replace(slipstream, events=os.path.abspath(slipstream.events))
+            slipstream = _absolute(slipstream)
             env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env
+
+
+def _absolute(slipstream: SlipstreamConfig) -> SlipstreamConfig:
+    """Paths as seen from here: Ray's workers have folders of their own."""
+    sync = slipstream.weight_sync
+    if sync.chain is not None and "://" not in sync.chain:
+        sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
+    events = None if slipstream.events is None else os.path.abspath(slipstream.events)
+    return dataclasses.replace(slipstream, weight_sync=sync, events=events)
 
 
 def check(config: Any, slipstream: SlipstreamConfig) -> None:
@@ -98,6 +105,13 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
                 "nothing to do: choose the group instead, slipstream/weight_sync=native"
             )
         return
+    # torch is slow to import
+    from slipstream.core.weights.chain import check_chain
+    from slipstream.core.weights.transports import check_transport
+
+    check_transport(slipstream.weight_sync.transport)
+    if slipstream.weight_sync.chain is not None:
+        check_chain(slipstream.weight_sync.chain)
     off = "or add slipstream/weight_sync=native"
     if backend != BACKEND:
         raise ConfigError(

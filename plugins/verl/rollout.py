@@ -11,6 +11,7 @@ from typing import Any
 import ray
 import torch
 
+from slipstream.core.weights.transports import Address
 from slipstream.plugins.verl.driver import RUN_NONCE
 from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
@@ -35,6 +36,8 @@ class SlipstreamServerAdapter(ServerAdapter):
     """
 
     _publisher: VerlPublisher | None = None
+    _syncs = 0
+    """Syncs that this rank began: the same number on all, so it names one for the workers of all."""
     slipstream_shards: ShardSource | None = None
     """Set by the worker that owns this adapter, on trainer ranks."""
 
@@ -72,43 +75,43 @@ class SlipstreamServerAdapter(ServerAdapter):
     ) -> None:
         """Every rank sends gathered tensors to the worker on its own GPU."""
         socket = os.path.join(tempfile.gettempdir(), f"{self._run_name()}-{self.replica_rank}-{{local_rank}}.sock")
+        self._syncs += 1
         try:
-            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}")
+            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}", same_host=True)
+            address = Address.parse(channel.invite(str(self._syncs)))._replace(endpoint=f"ipc://{socket}")
         except BaseException:
             for _ in weights:  # collectives: the other ranks wait in them
                 pass
             all_ranks(False)
             raise
-        try:
-            await publisher.publish(
-                weights,
-                channel,
-                workers=1,
-                call_engine=lambda: self._sync_workers([f"ipc://{socket}"], publisher.timeout),
-                step=step,
-                agree=all_ranks,
-                log=self.replica_rank == 0 and self.rollout_rank == 0,
-            )
-        finally:
-            channel.close()
+        await publisher.publish(
+            weights,
+            channel,
+            workers=1,
+            call_engine=lambda: self._sync_workers([str(address)], publisher.timeout),
+            step=step,
+            agree=all_ranks,
+            log=self.replica_rank == 0 and self.rollout_rank == 0,
+        )
 
     async def _publish_shards(self, publisher: VerlPublisher, step: int | None) -> None:
         """Every rank sends what it holds to all workers of all replicas."""
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size:
-            address = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
+        same_host = int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size
+        if same_host:
+            endpoint = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
         else:
-            address = node_address()
-        with publisher.shared(address) as (channel, endpoints):
-            await publisher.publish(
-                (),
-                channel,
-                workers=size,
-                call_engine=lambda: self._sync_workers(endpoints, publisher.timeout),
-                step=step,
-                agree=all_ranks,
-                log=rank == 0,
-            )
+            endpoint = node_address()
+        channel, addresses = publisher.shared(endpoint, same_host)
+        await publisher.publish(
+            (),
+            channel,
+            workers=size,
+            call_engine=lambda: self._sync_workers(addresses, publisher.timeout),
+            step=step,
+            agree=all_ranks,
+            log=rank == 0,
+        )
 
     async def _sync_workers(self, endpoints: list[str], timeout: float) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""

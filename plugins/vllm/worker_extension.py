@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from slipstream.core.config import from_environment
-from slipstream.core.hooks import plugins
 from slipstream.core.seams import require
-from slipstream.core.weights import Subscriber, SubscriberChannel
+from slipstream.core.weights import Connections, Subscriber
+from slipstream.core.weights.chain import ChainReader
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
 from slipstream.plugins.vllm.seams import seam_table
@@ -28,6 +28,8 @@ class WorkerExtension:
     """Mixed into the worker class by vLLM; every method is reachable by `collective_rpc`."""
 
     _slipstream_subscriber: Subscriber | None = None
+    _slipstream_connections: Connections | None = None
+    _slipstream_reader: ChainReader | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
@@ -41,28 +43,52 @@ class WorkerExtension:
         """Receive one update from the publishers at `endpoints`, one for each trainer rank that sends.
 
         Args:
-            endpoints: ZeroMQ addresses; `{local_rank}` in them becomes this worker's rank on its node.
+            endpoints: what the publishers' ends gave out (`invite`); `{local_rank}` in them becomes this worker's rank
+                on its node. Connections are kept for the next sync.
             timeout: seconds to wait for each message.
 
         Returns:
             (version now held, "") or (version still held or None, the error). Never raises: vLLM's executor stops
             reading at the first worker that raises, and takes the answers of the others for those of the next call.
         """
-        channels: list[SubscriberChannel] = []
         subscriber = None
         try:
             subscriber = self._slipstream()
-            transport = plugins().transport("zeromq")
-            for endpoint in endpoints:
-                address = endpoint.format(local_rank=self._slipstream_local_rank())
-                channels.append(transport.open("subscriber", address, timeout))
-            return subscriber.sync(channels, timeout), ""
+            if self._slipstream_reader is not None:
+                self._slipstream_reader.invalidate()
+            self._slipstream_connections = self._slipstream_connections or Connections()
+            addresses = [endpoint.format(local_rank=self._slipstream_local_rank()) for endpoint in endpoints]
+            with self._slipstream_connections.joined(addresses, timeout) as channels:
+                return subscriber.sync(channels, timeout), ""
         except Exception as error:
             logger.exception("slipstream: this worker keeps the weights it had")
             return subscriber.version if subscriber is not None else None, f"{type(error).__name__}: {error}"
-        finally:
-            for channel in channels:
-                channel.close()
+
+    def slipstream_follow(self, url: str) -> tuple[int | None, str]:
+        """Go to the newest version of the chain at `url`: for an engine that the trainer cannot reach, or a late one.
+
+        Args:
+            url: of a folder, as fsspec takes it.
+
+        Returns:
+            (version of the chain now held, None before the first; the error, or ""). Never raises, as above.
+        """
+        reader = None
+        try:
+            subscriber = self._slipstream()
+            if self._slipstream_reader is None or self._slipstream_reader.url != url:
+                self._slipstream_reader = ChainReader(url, VllmEngine(self))
+            reader = self._slipstream_reader
+            held = reader.version
+            version = reader.update()
+            if version != held:
+                subscriber.invalidate("the weights come from a chain now")
+            return version, ""
+        except Exception as error:
+            if self._slipstream_subscriber is not None:
+                self._slipstream_subscriber.invalidate("an update from a chain failed")
+            logger.exception("slipstream: this worker did not reach the newest version of %s", url)
+            return reader.version if reader is not None else None, f"{type(error).__name__}: {error}"
 
     def slipstream_checksums(self) -> dict[str, str]:
         """SHA-256 of every parameter and buffer of this worker."""
@@ -91,6 +117,8 @@ class WorkerExtension:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if self._slipstream_subscriber is not None and loses_weights(*args, **kwargs):
                 self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
+                if self._slipstream_reader is not None:
+                    self._slipstream_reader.invalidate()
             return call(*args, **kwargs)
 
         return guarded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from virtual_time import VirtualTime
@@ -163,6 +163,10 @@ class PublisherEnd:
 
     def send(self, peer: bytes, data: bytes) -> None:
         self._net.post(("down", self._rank, int(peer)), data)
+
+    def send_all(self, peers: Sequence[bytes], frame: bytes) -> None:
+        for peer in peers:
+            self.send(peer, frame)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         return self._net.take_up(self._rank, timeout)

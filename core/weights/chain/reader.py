@@ -47,6 +47,11 @@ class ChainReader:
         self._fingerprints: list[int] = []
 
     @property
+    def url(self) -> str:
+        """Of the chain."""
+        return self._store.url
+
+    @property
     def version(self) -> int | None:
         """Version in memory; None when the weights are not those of any."""
         return None if self._held is None else self._held[1]
