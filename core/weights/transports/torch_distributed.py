@@ -135,7 +135,8 @@ class BroadcastSender:
             host: address of this node that workers can reach.
             shared_host: whether workers share this host, and so perhaps a GPU.
         """
-        self._host, self._backend = host, "gloo"
+        self._host = host
+        self._backend: Literal["gloo", "nccl"] = "gloo"
         if not shared_host and torch.cuda.is_available() and dist.is_nccl_available():
             self._backend = "nccl"
         self._store = dist.TCPStore(host, 0, None, True, timedelta(seconds=30), wait_for_workers=False)

@@ -9,7 +9,11 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import torch
+from named_tensors import NamedTensors
 
+from slipstream.core.weights.chain import ChainReader
+from slipstream.core.weights.chain.store import ChainStore
 from slipstream.plugins.verl.demo import task
 from slipstream.plugins.verl.demo.command import training_command
 from slipstream.plugins.verl.demo.model import cached_model
@@ -80,12 +84,17 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
     assert 0 < metrics["slipstream/weight_sync/changed_share"] <= 1
 
 
-def test_the_disaggregated_trainer_syncs_its_own_engine(train):
-    """verl's `separate_async`: a hybrid replica beside the trainer, a standalone one behind the checkpoint engine."""
+def test_the_disaggregated_trainer_syncs_its_own_engine(train, tmp_path):
+    """verl's `separate_async`: a hybrid replica beside the trainer, a standalone one behind the checkpoint engine.
+
+    Every version is also written as files.
+    """
+    chain = tmp_path / "chain"
     ours, syncs = train(
         "separate",
         "+slipstream=sync",
         "slipstream.weight_sync.audit_every=1",
+        f"slipstream.weight_sync.chain={chain}",
         dtype="bfloat16",
         trainer_mode="separate_async",
         rollout_gpus=1,
@@ -95,6 +104,14 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
     assert [event["target"] for event in standalone] == list(range(1, STEPS + 2))
     assert all(event["audited_tensors"] > 0 for event in syncs)
     assert all(event["payload_bytes"] < event["dense_bytes"] / 2 for event in standalone[1:])
+    assert ours.steps[-1].values["slipstream/weight_sync/chain_failures"] == 0
+    head = ChainStore(str(chain)).head()
+    assert head is not None
+    assert head.version >= STEPS, "the last one may still have been under way when Ray ended the trainer"
+    specs = ChainStore(str(chain)).table(head.table).specs
+    engine = NamedTensors({spec.name: torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in specs})
+    assert ChainReader(str(chain), engine).update() == head.version, "each step ends with equal fingerprints"
+    assert all(tensor.any() for tensor in engine.tensors.values() if tensor.dim() > 1)
 
 
 def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
