@@ -33,8 +33,8 @@ class WeightSyncConfig:
         default="auto", metadata={"expected": "auto, zeromq, shared_memory, ray, torch_distributed, or a plugin's"}
     )
     """What carries frames: ``zeromq``, ``shared_memory`` (one host), ``ray`` (object store), ``torch_distributed`` (a
-    process group of its own, NCCL or gloo), or one that another plugin provides. ``auto``: shared memory where trainer
-    and engine share a host, ZeroMQ otherwise."""
+    process group of its own, NCCL or gloo), or one that another plugin provides. ``auto``: what measured best for the
+    link, which is ZeroMQ so far."""
 
     chain: str | None = field(default=None, metadata={"expected": "a path or URL"})
     """Where every acknowledged version is also written as files, any URL that fsspec opens; None for nowhere."""

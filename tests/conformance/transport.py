@@ -124,6 +124,20 @@ class TransportConformance:
             end.send_all([peer], frame)
             assert reader.result(LONG_WAIT) == [frame]
 
+    def test_a_worker_that_is_done_does_not_end_the_frame_of_a_slower_one(self, endpoint, workers):
+        def late(address: str) -> bytes:
+            with Connections().joined([address], TIMEOUT) as channels:
+                channels[0].send(b"slow")
+                time.sleep(1.0)
+                return channels[0].receive(TIMEOUT)
+
+        with self.bound(endpoint) as end:
+            address = end.invite()
+            quick, slow = workers.submit(read_frames, address, b"quick", 1, TIMEOUT), workers.submit(late, address)
+            end.send_all(list(meet(end, 2).values()), frame_of(1, 4 << 20))
+            assert end.receive(TIMEOUT)[1] == b"quick has all"
+            assert quick.result(TIMEOUT) == [slow.result(TIMEOUT)] == [frame_of(1, 4 << 20)]
+
     def test_waiting_ends_with_a_timeout(self, endpoint):
         with self.bound(endpoint, SHORT) as end:
             address = end.invite()

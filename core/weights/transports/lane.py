@@ -174,14 +174,14 @@ class LanePublisher:
         self._control.send_all([peer for peer in peers if peer in self._without], frame)
         if not taking:
             return
-        self._wait(lambda: len(self._unread) < self._lane.window, peers, deadline, "take the frames before it")
+        self._wait(lambda: len(self._unread) < self._lane.window, self._readers, deadline, "take the frames before it")
         self._count += 1
         reference = self._lane.put(frame)
         self._unread[self._count] = reference, set(taking)
         word = _pack(Reference(self._count, reference))
         for peer in taking:
             self._control.send(peer, word)
-        self._lane.push(lambda: self._gave_up(taking), self._timeout)
+        self._lane.push(lambda: self._gave_up(self._readers), self._timeout)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         deadline, left = time.monotonic() + timeout, timeout
@@ -202,20 +202,27 @@ class LanePublisher:
         while True:
             taking = tuple(peer for peer in peers if peer not in self._without)
             offers = self._lane.offers(taking) if taking else {}
-            if not offers or self._accepted(offers, taking, deadline):
+            if not offers or self._accepted(offers, deadline):
                 return taking
 
-    def _accepted(self, offers: Mapping[bytes, bytes], taking: tuple[bytes, ...], deadline: float) -> bool:
+    def _accepted(self, offers: Mapping[bytes, bytes], deadline: float) -> bool:
         """Ask the workers; whether all can use the lane. Those that cannot will not be asked again."""
         self._count += 1
         self._asked = self._count
         self._answers.clear()
         for peer, content in offers.items():
             self._control.send(peer, _pack(Offer(self._asked, content)))
+
+        def waiting() -> set[bytes]:
+            return set(offers) - self._answers.keys()
+
+        def gave_up() -> bool:
+            return self._gave_up(waiting) or any(self._answers.values())
+
         silent: SyncTimeoutError | None = None
         try:
-            self._lane.meet(lambda: self._gave_up(taking), max(0.0, deadline - time.monotonic()))
-            self._wait(lambda: len(self._answers) == len(offers), taking, deadline, "join the transport")
+            self._lane.meet(gave_up, max(0.0, deadline - time.monotonic()))
+            self._wait(lambda: not waiting(), waiting, deadline, "join the transport")
         except SyncTimeoutError as error:
             silent = error
         refused = {peer: obstacle for peer, obstacle in self._answers.items() if obstacle}
@@ -233,7 +240,8 @@ class LanePublisher:
         logger.warning("%s. They get their frames over the connection.", text)
         self._without.update(obstacles)
 
-    def _wait(self, ready: Callable[[], bool], peers: Sequence[bytes], deadline: float, what: str) -> None:
+    def _wait(self, ready: Callable[[], bool], owing: Callable[[], set[bytes]], deadline: float, what: str) -> None:
+        """Listen until `ready`; see `_gave_up` for `owing`."""
         while not ready():
             left = deadline - time.monotonic()
             try:
@@ -241,20 +249,23 @@ class LanePublisher:
                     self._listen(left)
             except SyncTimeoutError:
                 left = 0
-            if left <= 0 or (not ready() and self._said(peers)):
+            if left <= 0 or (not ready() and self._said(owing())):
                 raise SyncTimeoutError(f"engine workers stopped reading their frames: they did not {what}")
 
-    def _said(self, peers: Sequence[bytes]) -> bool:
-        """Whether one of them has said something: a worker that still takes frames says nothing."""
-        return any(peer in peers for peer, _ in self._heard)
-
-    def _gave_up(self, peers: Sequence[bytes]) -> bool:
-        """Whether one of them has said something, or that it cannot use the lane."""
+    def _gave_up(self, owing: Callable[[], set[bytes]]) -> bool:
+        """Whether a worker that owes an answer or has to fetch a frame has said something else: it never will."""
         try:
             while True:
                 self._listen(0.0)
         except SyncTimeoutError:
-            return self._said(peers) or any(self._answers.get(peer) for peer in peers)
+            return self._said(owing())
+
+    def _said(self, owing: set[bytes]) -> bool:
+        return any(peer in owing for peer, _ in self._heard)
+
+    def _readers(self) -> set[bytes]:
+        """Workers that have to fetch a frame."""
+        return {peer for _, readers in self._unread.values() for peer in readers}
 
     def _listen(self, timeout: float) -> None:
         """Take in one thing that a worker says, if it says something in time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ server = pytest.importorskip("moto.server", reason="a local S3 needs moto (pip i
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    bucket = f"bucket-{uuid.uuid4().hex}"  # moto keeps its buckets from server to server
     moto = server.ThreadedMotoServer(port=0)
     moto.start()
     host, port = moto.get_host_and_port()
@@ -28,8 +30,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}").mkdir("bucket")
-    yield "s3://bucket/run7"
+    s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}").mkdir(bucket)
+    yield f"s3://{bucket}/run7"
     s3fs.S3FileSystem.clear_instance_cache()
     moto.stop()
 
