@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -222,7 +223,8 @@ class TransportConformance:
         with self.spawned(serve_frames, self.name, endpoint, "first") as process:
             with pytest.raises(SyncTimeoutError):
                 take(process)
-            assert not process.is_alive()
+            process.join(TIMEOUT)
+            assert process.exitcode == -signal.SIGKILL
         with (
             self.spawned(serve_frames, self.name, endpoint, "second"),
             connections.joined([self.address(endpoint, "second")], LONG_WAIT) as channels,

@@ -181,6 +181,11 @@ ACCEPTED = {
     "no override": [],
     "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
     "full": ["+slipstream=full"],
+    "a transport and a chain": [
+        "+slipstream=sync",
+        "slipstream.weight_sync.transport=shared_memory",
+        "slipstream.weight_sync.chain=chain",
+    ],
     "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
@@ -195,6 +200,8 @@ REFUSED = {
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
+    "an unknown transport": (["+slipstream=sync", "slipstream.weight_sync.transport=shm"], "torch_distributed, zeromq"),
+    "an unknown file system": (["+slipstream=sync", "slipstream.weight_sync.chain=nosuchfs://a/b"], "nosuchfs"),
     "a setting alone": (["+slipstream.weight_sync.audit_every=10"], "add +slipstream=sync"),
     "the event log alone": (["+slipstream.events=run.jsonl"], "add +slipstream=sync"),
     "a mode alone": (["+slipstream.weight_sync.mode=delta"], "add +slipstream=sync"),
@@ -219,7 +226,8 @@ def test_the_driver_carries_the_node_to_rays_processes(driven):
     assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
 
 
-def test_a_relative_event_log_counts_from_where_the_run_was_started(driven):
+def test_relative_paths_count_from_where_the_run_was_started(driven):
+    assert json.loads(driven["a transport and a chain"][1])["weight_sync"]["chain"] == "/chain"
     assert json.loads(driven["a log in a folder to be made"][1])["events"] == "/nowhere/run.jsonl"
 
 
