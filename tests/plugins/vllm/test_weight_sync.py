@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import tiny_qwen2
 import torch
-from engine_weight_sync import EngineWeightSync, Weights
+from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
+
+from slipstream.core.weights.chain import ChainWriter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -61,6 +63,10 @@ class VllmRollout:
         if failed := failures(outcomes):
             raise RuntimeError("; ".join(failed))
 
+    def follow(self, url: str) -> list[tuple[int | None, str]]:
+        """Bring every worker to the newest version of a chain."""
+        return self._llm.collective_rpc("slipstream_follow", kwargs={"url": url})
+
     def checksums(self) -> list[dict[str, str]]:
         return self._llm.collective_rpc("slipstream_checksums")
 
@@ -110,6 +116,19 @@ class VllmSuite(EngineWeightSync):
     @pytest.fixture
     def weights(self) -> Weights:
         return tiny_qwen2.build(self.tied)
+
+    def test_an_engine_that_follows_a_chain(self, engine, weights, publisher, socket, tmp_path):
+        """Deltas from files, then a trainer that is back: each way of writing makes the other start anew."""
+        chain = ChainWriter(str(tmp_path), dtype=getattr(torch, self.dtype))
+        moved = weights
+        for step in range(3):
+            moved = nudge(moved, 0.02, step)
+            chain.publish(moved.items())
+            assert engine.follow(str(tmp_path)) == [(step + 1, "")] * engine.workers
+        assert engine.checksums() == engine.fresh_engine(moved)[0]
+        assert publish(publisher, engine, weights, socket).seeded_workers == engine.workers
+        assert engine.follow(str(tmp_path)) == [(3, "")] * engine.workers
+        assert engine.checksums() == engine.fresh_engine(moved)[0]
 
 
 class TestTiedBf16(VllmSuite):
