@@ -63,6 +63,9 @@ class FusingEngine:
     def finish_loading(self) -> None:
         pass
 
+    def derived(self) -> list[dict[str, object]]:
+        return []
+
     def live_storages(self) -> dict[int, int]:
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
 

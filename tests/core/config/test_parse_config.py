@@ -97,7 +97,7 @@ def test_a_config_built_in_python_is_validated_as_well():
     "config",
     [
         SlipstreamConfig(),
-        SlipstreamConfig(WeightSyncConfig("dense", 2, "device", "one", 1.5, 1, 10, 4, False), "päth with spaces"),
+        SlipstreamConfig(WeightSyncConfig("dense", 2, "device", "one", 1.5, 1, 10, 4, 0.5, False), "päth with spaces"),
     ],
 )
 def test_json_carries_the_whole_node(config):
