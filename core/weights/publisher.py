@@ -279,15 +279,14 @@ class Publisher:
             )
 
     def _fill_snapshot(self, update: Update) -> None:
-        for index, value in update.raw.items():
-            if update.table.kinds[index] != "unused":
-                self._snapshot.store(index, value.to(update.table.dtypes[index]))
-                update.changed += value.numel()
         if not self._warned:
             self._warned = True
             self._warn_of_ignored(update)
-        if not update.audit:
-            update.raw.clear()
+        for index in list(update.raw):
+            value = update.raw[index] if update.audit else update.raw.pop(index)
+            if update.table.kinds[index] != "unused":
+                self._snapshot.store(index, value.to(update.table.dtypes[index]), owned=True)
+                update.changed += value.numel()
 
     def _warn_of_ignored(self, update: Update) -> None:
         """Name tensors that no engine worker takes, unless they repeat one that is taken (tied heads do)."""
