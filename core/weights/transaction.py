@@ -147,7 +147,8 @@ class Transaction:
         return {storage.data_ptr() for storage, size in storages if size >= storage.nbytes()}
 
     def _save(self, view: torch.Tensor) -> None:
-        self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))
+        view = view.detach()  # an engine may hold parameters that require gradients
+        self._undo.append(_Overwritten(view, view.to("cpu", copy=True)))
 
     def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.used_loader = True
