@@ -53,6 +53,10 @@ class WeightSyncConfig:
     """Every so many syncs the workers recompute their fingerprints from memory instead of carrying them forward with
     the changes; 0 only after dense seeds."""
 
+    history_share: float = field(default=0.125, metadata=at_least(0))
+    """Host memory for the changes of the last syncs, as a share of the dense size: an engine that missed some of them
+    is sent what changed since then; 0 keeps none, and it is sent everything."""
+
     strict_seams: bool = True
     """Raise when a patch point of the framework or the engine does not look as expected; false only warns."""
 

@@ -30,6 +30,7 @@ class SendingLink:
             bits: int[n], the flat integer bits of a tensor (by index) as the sender holds it.
             level: codec level of the sections; None chooses one for each update, by what the last ones took.
         """
+        self.link = link
         self.units = link.units
         self.level = level or 0
         """Codec level of the staged update."""

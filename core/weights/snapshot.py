@@ -38,9 +38,15 @@ class Snapshot:
         self._bits: dict[int, torch.Tensor] = {}
         self._pending: dict[int, _Pending] = {}
 
-    def store(self, tensor: int, value: torch.Tensor) -> None:
-        """Set the whole tensor; used before the first acknowledgement only, so it cannot be taken back."""
-        self._bits[tensor] = as_bits(value.detach().contiguous()).reshape(-1).to("cpu", copy=True)
+    def store(self, tensor: int, value: torch.Tensor, owned: bool = False) -> None:
+        """Set the whole tensor; used before the first acknowledgement only, so it cannot be taken back.
+
+        Args:
+            tensor: index in the checkpoint table.
+            value: the tensor in the engine's dtype.
+            owned: nobody else writes to `value`, so that it need not be copied.
+        """
+        self._bits[tensor] = as_bits(value.detach().contiguous()).reshape(-1).to("cpu", copy=not owned)
 
     def bits(self, tensor: int) -> torch.Tensor:
         """int[numel]: the tensor with pending changes applied."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,11 @@ class _Overwritten(NamedTuple):
     saved: torch.Tensor
 
 
+class _Attributes(NamedTuple):
+    place: MutableMapping[str, Any]
+    saved: dict[str, Any]
+
+
 class _Scattered(NamedTuple):
     storage: torch.Tensor
     applied: Applied
@@ -34,7 +39,7 @@ class Transaction:
         self._layout = layout
         self._units = units
         self._engine = engine
-        self._undo: list[_Overwritten | _Scattered] = []
+        self._undo: list[_Overwritten | _Scattered | _Attributes] = []
         self._whole = UnitAssembly(units)
         self._tensors = TensorAssembly(layout.specs)
         self._for_loader: dict[int, torch.Tensor] = {}  # by tensor
@@ -71,17 +76,22 @@ class Transaction:
         self.load([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
 
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        """Run the engine's loader on whole tensors, after saving what it is known to write."""
+        """Run the engine's loader on whole tensors, after saving what it is known to write and to derive."""
         if weights:
+            whole = self._save_derived()
             for tensor in self._layout.opaque:
-                self._save(tensor)
+                if tensor.untyped_storage().data_ptr() not in whole:
+                    self._save(tensor)
             self._run_loader(weights)
 
     def roll_back(self) -> None:
-        """Restore every element that was written, last write first."""
+        """Restore every element that was written, last write first, and the engine tensors that were replaced."""
         for entry in reversed(self._undo):
             if isinstance(entry, _Overwritten):
                 entry.view.copy_(entry.saved)
+            elif isinstance(entry, _Attributes):
+                entry.place.clear()
+                entry.place.update(entry.saved)
             else:
                 undo_scatter(entry.storage, entry.applied)
         self._undo.clear()
@@ -126,8 +136,19 @@ class Transaction:
             view.copy_(source.as_strided(box.sizes, box.src_strides, box.src_offset))
         self.rewritten.add(unit)
 
+    def _save_derived(self) -> set[int]:
+        """Save what the engine keeps beside the checkpoint's tensors; pointers of the storages saved in full."""
+        places = self._engine.derived()
+        self._undo += [_Attributes(place, dict(place)) for place in places]
+        tensors = [value for place in places for value in place.values() if isinstance(value, torch.Tensor)]
+        for tensor in {(t.data_ptr(), t.shape, t.stride()): t for t in tensors}.values():
+            self._save(tensor)
+        storages = [(t.untyped_storage(), t.numel() * t.element_size()) for t in tensors]
+        return {storage.data_ptr() for storage, size in storages if size >= storage.nbytes()}
+
     def _save(self, view: torch.Tensor) -> None:
-        self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))
+        view = view.detach()  # an engine may hold parameters that require gradients
+        self._undo.append(_Overwritten(view, view.to("cpu", copy=True)))
 
     def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.used_loader = True

@@ -45,6 +45,7 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
         verify_every=sync.verify_every,
         dense=sync.mode == "dense",
         keep_on_device=sync.snapshot == "device",
+        history_share=sync.history_share,
     )
 
 
@@ -250,7 +251,7 @@ def together(reports: Sequence[SyncReport]) -> SyncReport:
 
 
 _ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
-_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "level")
+_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "late_workers", "level")
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -265,6 +266,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),
         "seeded_workers": report.seeded_workers,
+        "late_workers": report.late_workers,
         "level": report.level,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -37,6 +37,11 @@ class VllmEngine:
         config = self._worker.model_runner.vllm_config
         with set_current_vllm_config(config):
             process_weights_after_loading(self._model, config.model_config, self.device)
+
+    def derived(self) -> list[MutableMapping[str, Any]]:
+        """Attributes, parameters and buffers of every layer with post-load processing."""
+        layers = {id(m): m for layer in self._model.modules() if _is_transformed(layer) for m in layer.modules()}
+        return [place for m in layers.values() for place in (m.__dict__, m._parameters, m._buffers)]
 
     def live_storages(self) -> dict[int, int]:
         """Data pointer to bytes of every storage under the model's parameters and buffers."""

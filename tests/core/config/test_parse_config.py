@@ -98,7 +98,8 @@ def test_a_config_built_in_python_is_validated_as_well():
     [
         SlipstreamConfig(),
         SlipstreamConfig(
-            WeightSyncConfig("dense", 2, "device", "one", "ray", "s3://a/b", 1.5, 1, 10, 4, False), "päth with spaces"
+            WeightSyncConfig("dense", 2, "device", "one", "ray", "s3://a/b", 1.5, 1, 10, 4, 0.5, False),
+            "päth with spaces",
         ),
     ],
 )
