@@ -1,9 +1,9 @@
 """Bit-exact kernels for weight sync: find what changed, apply it elsewhere, prove that both sides agree.
 
 Every operation is one package with four faces: the dispatcher (`__init__`), the reference twin that specifies it
-(`reference`), a numba twin for host tensors (`cpu`) and Triton kernels for CUDA and HIP tensors (`gpu`); `placement` decides. All of them
-work on integer bits, never on floats, so NaN payloads and signed zeros survive. numba and triton are imported when an
-operation first needs them, not with this package.
+(`reference`), a numba twin for host tensors (`cpu`) and Triton kernels for CUDA and HIP tensors (`gpu`); `placement`
+says which of these runs. All of them work on integer bits, never on floats, so NaN payloads and signed zeros survive.
+numba and triton are imported when an operation first needs them, not with this package.
 """
 
 from .bits import BITS_OF_WIDTH, as_bits, as_unsigned_numpy

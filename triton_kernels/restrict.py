@@ -36,20 +36,20 @@ def restrict(positions: Any, box: Box) -> Any:
     """
     ends = [box.src_offset, box.src_offset + box.span]
     if isinstance(positions, Tensor):
-        ends = torch.searchsorted(positions, torch.tensor(ends, device=positions.device)).tolist()
+        first, last = torch.searchsorted(positions, torch.tensor(ends, device=positions.device)).tolist()
     else:
-        ends = np.searchsorted(positions, ends).tolist()
-    within = slice(*ends)
+        first, last = np.searchsorted(positions, ends).tolist()
+    within = slice(first, last)
     if box.sizes == (box.span,) and box.dst_strides == (1,):
         return within, positions[within] + (box.dst_offset - box.src_offset)
     if isinstance(positions, Tensor):
         from .scatter import gpu
 
         taken, mapped = gpu.select(positions[within], box)
-        return taken + within.start, mapped
+        return taken + first, mapped
     from .scatter import cpu
 
-    return _select(positions, *ends, box, cpu)
+    return _select(positions, first, last, box, cpu)
 
 
 def _select(positions: Ints, first: int, last: int, box: Box, cpu: Any) -> tuple[Ints, Ints]:

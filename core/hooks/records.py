@@ -31,8 +31,8 @@ class Codec:
     """Wire dtypes that it codes; None for any."""
 
     on_device: bool = False
-    """Whether it also takes changes that are on an accelerator, as tensors, encodes them there, and decodes an `Uploaded`
-    payload there. One that does not is given numpy arrays, whatever that copies."""
+    """Whether it also encodes changes that are on an accelerator (as tensors), and decodes an `Uploaded` payload there.
+    One that does not is given numpy arrays, whatever that copies."""
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,12 @@ class Snapshot:
             The changes, where the snapshot is.
         """
         bits = self._bits[tensor]
-        if self._keep_on_device and bits.device != value.device:
-            bits = self._bits[tensor] = bits.to(value.device)
-        base = bits.to(value.device)
+        base = bits.to(value.device)  # a copy for the time being, unless the snapshot is there
+        if self._keep_on_device:
+            bits = self._bits[tensor] = base
         value = value.detach().contiguous().reshape(-1)
         changes = _overwrite(base.view(dtype or value.dtype), value)
-        if base.device != bits.device:
+        if base is not bits:
             changes = TensorChanges(changes.positions.cpu().numpy(), to_host(changes.old), to_host(changes.new))
             put(elements(bits), changes.positions, changes.new)
         self._pending[tensor] = _Pending(changes.positions, changes.old)

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 class Blocks(NamedTuple):
     """The stored blocks of a message whose headers are sound; int64[k] each."""
 
-    index: Ints
+    numbers: Ints
     """Which blocks."""
     offsets: Ints
     """Byte where each header starts."""

@@ -297,7 +297,8 @@ def _sections(
             yield Range(unit, raw.first, raw.payload.view(bits_dtype(width)))
         elif old is not None:
             try:
-                codec, payload, held = codec_of(level), raw.payload, old(unit)
+                codec, held = codec_of(level), old(unit)
+                payload: U8 | Uploaded = raw.payload
                 if device is not None and on_gpu(torch.empty(0, device=device)):
                     if codec.on_device:
                         uploaded = _upload(body, device) if uploaded is None else uploaded
