@@ -14,13 +14,13 @@ from torch import Tensor
 
 from .. import copies_gpu
 from ..bits_gpu import load_bits, report, store_bits, unsigned
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from . import block
 from .headers_cpu import corrupt, walk
 
-TILE, WARPS = 512, 8  # changes of a block, or bits of its high plane, that a program holds at a time
-LANES, LANE_WARPS = 128, 4
+TILE, WARPS = 512, warps(256)  # changes of a block, or bits of its high plane, that a program holds at a time
+LANES, LANE_WARPS = 128, warps(128)
 CHUNK = 8192  # elements of a copied block that a program writes
 
 SPARSE, DENSE, HEADER = tl.constexpr(block.SPARSE), tl.constexpr(block.DENSE), tl.constexpr(block.HEADER)

@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..box import MAX_RANK, Box
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from .reference import GOLDEN, MODULUS, SPREAD
 
 TILE = 1024
 TILES = 8  # tiles a program adds up
-WARPS = 4
+WARPS = warps(128)
 
 _GOLDEN = tl.constexpr(GOLDEN)
 _SPREAD = tl.constexpr(SPREAD)

@@ -12,12 +12,12 @@ from torch import Tensor
 from ..box import MAX_RANK, Box
 from ..fingerprint.gpu import mix, widen
 from ..fingerprint.reference import MODULUS
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from .applied import Applied, order_error
 
 TILE = 512  # changes a program handles; at 1024 the 6-dimensional write takes over 200 registers
-WARPS = 4
+WARPS = warps(128)
 
 
 @kernel()

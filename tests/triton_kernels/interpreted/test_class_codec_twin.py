@@ -199,9 +199,10 @@ def test_blocks_beyond_two_to_the_31() -> None:
     positions = torch.tensor([2**31, 2**31 + 77, size - 1])
     values = old[positions] ^ 3
     classes = Classes((60,), (0, 1))
-    data = gpu.encode(old, positions, values, classes, FP8)
+    cut = gpu.Cut(chunk=32768, tile=32768, gaps=256, small=128)
+    data = gpu.encode(old, positions, values, classes, FP8, cut)
     host = old.numpy(), positions.numpy(), values.numpy()
     assert data.numpy().tobytes() == cpu.encode(*host, classes, FP8).tobytes()
-    found = gpu.decode(data, size, torch.uint8, old, classes, FP8)
+    found = gpu.decode(data, size, torch.uint8, old, classes, FP8, cut)
     assert torch.equal(found[0], positions)
     assert torch.equal(found[1], values)
