@@ -52,7 +52,7 @@ def _elementary() -> list[Case]:
         found.append(Case(f"pack {width}", extract.pack_kernel, extract.PACK_WARPS, pointers, constants))
     pointers, constants = {"positions": "i64", "counts": "i32"}, {"tile": scatter.TILE, "dims": 6}
     found.append(Case("count 6-d", scatter.count_kernel, scatter.WARPS, pointers, constants))
-    pointers |= {"ends": "i64", "taken": "i64", "mapped": "i64"}
+    pointers = pointers | {"ends": "i64", "taken": "i64", "mapped": "i64"}
     found.append(Case("select 6-d", scatter.select_kernel, scatter.WARPS, pointers, constants))
     for width in ("i8", "i16", "i64"):
         pointers = {"positions": "i64", "old": width, "new": width, "partial": "i64"}
