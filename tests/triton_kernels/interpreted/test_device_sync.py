@@ -62,7 +62,7 @@ KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "
 @pytest.mark.parametrize(
     ("ends", "level", "kind", "ranks"),
     [
-        *(("both", level, kind, ONE) for level in (0, 1, 2) for kind in KINDS),
+        *(("both", level, kind, ONE) for level in (0, 1, 2) for kind in KINDS if kind != "bf16"),
         *((ends, level, "bf16", SHARDS) for level in (0, 1, 2) for ends in ENDS),
     ],
 )
