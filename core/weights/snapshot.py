@@ -56,7 +56,8 @@ class Snapshot:
     def advance(self, tensor: int, value: torch.Tensor, dtype: torch.dtype | None = None) -> TensorChanges:
         """Find out bit by bit where `value` differs, and put that into the snapshot.
 
-        fp32 masters that become bf16 or fp16 are cast, compared and written in one pass (`cast_extract`).
+        fp32 masters that become bf16 or fp16 are cast, compared and written in one pass (`cast_extract`), unless a NaN
+        is among what changed: then torch casts the tensor.
 
         Args:
             tensor: index in the checkpoint table.
@@ -91,10 +92,13 @@ class Snapshot:
 
 def _overwrite(base: torch.Tensor, value: torch.Tensor) -> TensorChanges:
     """Make `base` what `value` is in its dtype; both flat, on one device."""
+    bits = as_bits(base)
     if value.dtype == torch.float32 and base.dtype in HALVES:
         found, new, old = cast_extract(value, base)
-        return TensorChanges(places(found), elements(old), elements(new))
-    bits = as_bits(base)
+        if not new.view(base.dtype).isnan().any():
+            return TensorChanges(places(found), elements(old), elements(new))
+        # A dense load makes of a NaN what torch's cast does, and that is no one thing: do the same.
+        put(elements(bits), places(found), elements(old))
     found, new = extract_changes(base, value.to(base.dtype))
     where = places(found)
     before = gather(bits, where)
