@@ -126,11 +126,10 @@ def measure(series: Series) -> Sizes:
         identity = Identity(1, version, version + 1)
         changes = 0
         for index, tensor in enumerate(weights.values()):
-            found, *where = snapshot.compare(index, tensor)
-            changes += found.positions.size
+            found = snapshot.advance(index, tensor)
+            changes += len(found.positions)
             for end in ends.values():
                 end.link.stage(index, found)
-            snapshot.write(index, *where)
         snapshot.commit()
         for level, end in ends.items():
             frames = end.frames(identity)
@@ -238,9 +237,7 @@ def worst(elements: int) -> Iterator[tuple[str, int, float]]:
                 snapshot.store(index, tensor)
             end = End(first, level, snapshot)
             for index, tensor in enumerate(weights.values()):
-                found, *where = snapshot.compare(index, tensor)
-                end.link.stage(index, found)
-                snapshot.write(index, *where)
+                end.link.stage(index, snapshot.advance(index, tensor))
             frames = end.frames(Identity(1, 1, 2))
             end.receive(frames, Identity(1, 1, 2))
             if not end.holds(weights):

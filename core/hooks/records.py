@@ -30,6 +30,10 @@ class Codec:
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""
 
+    on_device: bool = False
+    """Whether it also encodes changes that are on an accelerator (as tensors), and decodes an `Uploaded` payload there.
+    One that does not is given numpy arrays, whatever that copies."""
+
 
 @dataclass(frozen=True)
 class Transport:

@@ -35,6 +35,9 @@ class History:
     An update from an earlier version changes what any of the updates since then changed: its old values are the
     earliest that are remembered, its new ones those of the snapshot. Memory: 4 bytes a change (8 in tensors beyond
     2^32 elements) and the old value.
+
+    Changes that stay on an accelerator are not remembered: they would have to cross to the host in every sync. A worker
+    that missed one of those updates is seeded.
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,10 @@ class History:
 
     def record(self, tensor: int, changes: TensorChanges, numel: int) -> None:
         """Remember what the staged update changes in a tensor of `numel` elements."""
-        if self._staged is None or not changes.positions.size:
+        if self._staged is None or not len(changes.positions):
+            return
+        if not isinstance(changes.positions, np.ndarray):
+            self.clear()
             return
         former = _Former(changes.positions.astype(np.uint32 if numel <= 1 << 32 else np.uint64), changes.old)
         self._staged.tensors[tensor] = former

@@ -14,7 +14,7 @@ from slipstream.triton_kernels.class_codec import MAX_CLASSES
 @hookimpl
 def slipstream_codecs() -> Iterable[Codec]:
     """Levels 0 to 2."""
-    yield Codec(name="elias-fano", level=0, encoder=elias_fano.Encoder, decode=elias_fano.decode)
+    yield Codec(name="elias-fano", level=0, encoder=elias_fano.Encoder, decode=elias_fano.decode, on_device=True)
     for level, most in ((1, 1), (2, MAX_CLASSES)):
         yield Codec(
             name="ulp" if level == 1 else "class",
@@ -22,6 +22,7 @@ def slipstream_codecs() -> Iterable[Codec]:
             encoder=partial(class_levels.ClassEncoder, most),
             decode=class_levels.decode,
             dtypes=frozenset(class_levels.EXPONENTS),
+            on_device=True,
         )
 
 

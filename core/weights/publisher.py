@@ -255,12 +255,11 @@ class Publisher:
         table = update.table
         if table.kinds[index] == "unused":
             return
-        changes, *found = self._snapshot.compare(index, tensor.detach().to(table.dtypes[index]))
-        update.changed += changes.positions.size
+        changes = self._snapshot.advance(index, tensor, table.dtypes[index])
+        update.changed += len(changes.positions)
         self._history.record(index, changes, tensor.numel())
         for link in self._links.values():
             link.stage(index, changes)
-        self._snapshot.write(index, *found)
 
     def _link(self, layout: WorkerLayout) -> SendingLink:
         if layout.digest not in self._links:

@@ -248,7 +248,7 @@ class Subscriber:
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
         held = None if begin.base is None else lambda unit: HeldUnit(units[unit], layout.storages)
         for index in range(begin.frames):
-            sections = unpack_frame(feed.frame(timeout), identity, index, table, held)
+            sections = unpack_frame(feed.frame(timeout), identity, index, table, held, self._engine.device)
             yield [section._replace(unit=section.unit + feed.first) for section in sections]
 
     def _fingerprints_of(self, feed: Feed, transaction: Transaction, layout: LayoutMap) -> list[int]:

@@ -13,6 +13,7 @@ from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import Changes, CorruptFrameError, Range, Section
+from slipstream.core.weights.wire.arrays import to_device
 from slipstream.triton_kernels import Applied, scatter_changes
 from slipstream.triton_kernels import undo as undo_scatter
 
@@ -105,8 +106,7 @@ class Transaction:
         if unit.by_loader:
             raise CorruptFrameError(f"{self._name(changes.unit)} must travel in full, but only its changes came")
         device = self._engine.device
-        positions = torch.from_numpy(changes.positions).to(device)
-        values = torch.from_numpy(changes.values.view(f"i{unit.width}" if unit.width > 1 else "u1")).to(device)
+        positions, values = to_device(changes.positions, device), to_device(changes.values, device)
         delta = 0
         for piece in unit.pieces:
             storage = self._layout.storages[piece.storage]

@@ -105,6 +105,19 @@ def test_the_same_nan_is_no_change_and_another_payload_is():
     assert pair.engines[0].tensors["norm"].view(torch.int32)[0] == 0x7FA00002
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_nan_that_is_cast_becomes_what_a_dense_load_makes_of_it(dtype):
+    pair = Pair([ToyEngine(dtype=dtype)], audit_every=1)
+    weights = checkpoint()
+    payloads = [0x7FC00000, 0x7FC10000, 0x7F800001, 0xFFC00000 - 2**32, 0xFFFFFFFF - 2**32]
+    for bits in (0, *payloads, 0x3F800000, *payloads):
+        for name in ("q", "o", "norm", "up"):
+            weights[name].view(torch.int32).reshape(-1)[[0, 5, -1]] = bits
+        weights["o"][3] += 1e-2
+        assert pair.sync(weights).audited_tensors
+        assert pair.holds(weights)
+
+
 def test_every_tensor_keeps_its_own_dtype():
     """A router in fp32 inside a bf16 model must not lose bits on the way (prime-rl #3520)."""
     pair = Pair([ToyEngine()])
