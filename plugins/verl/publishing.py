@@ -49,6 +49,9 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
 class ShardSource(Protocol):
     """A training engine that shows what each rank holds; see `shards`."""
 
+    in_use: bool
+    """Set when weights are published from here."""
+
     def obstacle(self) -> str:
         """Why weights have to be gathered all the same; empty when they need not."""
 
@@ -75,6 +78,8 @@ class VerlPublisher:
         self._events = event_log(config)
         self.shards = shards if shards is not None and self._may_shard(shards) else None
         """Set when every trainer rank publishes its own shards."""
+        if self.shards is not None:
+            self.shards.in_use = True
         self._built: Publisher | None = None
 
     def _may_shard(self, shards: ShardSource) -> bool:

@@ -3,7 +3,7 @@
 from slipstream.core.weights.plan.intersect import intersect
 from slipstream.core.weights.plan.overlap import Overlap
 from slipstream.core.weights.plan.planner import Receivers, Senders, plan
-from slipstream.core.weights.plan.shards import Cut, block, flat_shard, fused_qkv, sharded, stacked, window
+from slipstream.core.weights.plan.shards import Cut, block, flat_shard, fused_qkv, sharded, stacked, subtensor, window
 from slipstream.core.weights.plan.transfer import Destination, Transfer, TransferPlan
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "plan",
     "sharded",
     "stacked",
+    "subtensor",
     "window",
 ]
