@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from slipstream.core.weights import EngineFailedError
+from slipstream.plugins.verl.adapters import Adapter
 from slipstream.plugins.vllm.worker_extension import failures
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
@@ -23,14 +24,15 @@ class SlipstreamHttpServer(vLLMHttpServer):
         # Level 2 throws the weights away, and a delta needs its base: keep them in host memory while asleep.
         return 1
 
-    async def slipstream_sync(self, endpoints: list[str], timeout: float) -> None:
-        """Make every worker take part in the sync at `endpoints`.
+    async def slipstream_sync(self, endpoints: list[str], timeout: float, adapter: Adapter | None = None) -> None:
+        """Make every worker take part in the sync at `endpoints`, of its weights or of this LoRA adapter.
 
         Raises:
             EngineFailedError: with the errors of all workers that failed.
         """
+        method, more = ("slipstream_sync", {}) if adapter is None else ("slipstream_sync_adapter", {"adapter": adapter})
         outcomes = await self.engine.collective_rpc(
-            method="slipstream_sync", kwargs={"endpoints": endpoints, "timeout": timeout}
+            method=method, kwargs={"endpoints": endpoints, "timeout": timeout, **more}
         )
         if failed := failures(outcomes):
             raise EngineFailedError("; ".join(failed))

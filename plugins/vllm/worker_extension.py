@@ -17,11 +17,15 @@ from slipstream.core.config import from_environment
 from slipstream.core.hooks import plugins
 from slipstream.core.seams import require
 from slipstream.core.weights import Subscriber, SubscriberChannel
+from slipstream.plugins.vllm.cpu_experts import keep_experts_unpacked
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
 from slipstream.plugins.vllm.seams import seam_table
 
 logger = logging.getLogger(__name__)
+
+Outcome = tuple[int | None, str]
+"""(version now held, "") or (version still held or None, the error)."""
 
 
 class WorkerExtension:
@@ -34,10 +38,11 @@ class WorkerExtension:
         config = from_environment()
         require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
         keep_weights_unpacked()
+        keep_experts_unpacked()
         create = super().__new__
         return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
 
-    def slipstream_sync(self, endpoints: list[str], timeout: float) -> tuple[int | None, str]:
+    def slipstream_sync(self, endpoints: list[str], timeout: float) -> Outcome:
         """Receive one update from the publishers at `endpoints`, one for each trainer rank that sends.
 
         Args:
@@ -48,25 +53,40 @@ class WorkerExtension:
             (version now held, "") or (version still held or None, the error). Never raises: vLLM's executor stops
             reading at the first worker that raises, and takes the answers of the others for those of the next call.
         """
+        return self._slipstream_take_part(self._slipstream, endpoints, timeout)
+
+    def slipstream_checksums(self) -> dict[str, str]:
+        """SHA-256 of every parameter and buffer of this worker."""
+        return VllmEngine(self).checksums()
+
+    def _slipstream_take_part(
+        self,
+        find: Callable[[], Subscriber],
+        endpoints: list[str],
+        timeout: float,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """What `slipstream_sync` says, for the subscriber that `find` returns; `afterwards` puts the update to use."""
         channels: list[SubscriberChannel] = []
         subscriber = None
         try:
-            subscriber = self._slipstream()
+            subscriber = find()
             transport = plugins().transport("zeromq")
             for endpoint in endpoints:
                 address = endpoint.format(local_rank=self._slipstream_local_rank())
                 channels.append(transport.open("subscriber", address, timeout))
-            return subscriber.sync(channels, timeout), ""
+            version = subscriber.sync(channels, timeout)
+            afterwards()
+            return version, ""
         except Exception as error:
-            logger.exception("slipstream: this worker keeps the weights it had")
+            logger.exception("slipstream: this worker could not take the update")
             return subscriber.version if subscriber is not None else None, f"{type(error).__name__}: {error}"
         finally:
             for channel in channels:
                 channel.close()
 
-    def slipstream_checksums(self) -> dict[str, str]:
-        """SHA-256 of every parameter and buffer of this worker."""
-        return VllmEngine(self).checksums()
+    def _slipstream_engine(self) -> VllmEngine:
+        return VllmEngine(self)
 
     def _slipstream_local_rank(self) -> int:
         return int(self.local_rank)  # type: ignore[attr-defined]  # an attribute of vLLM's worker
@@ -76,7 +96,7 @@ class WorkerExtension:
 
     def _slipstream(self) -> Subscriber:
         if self._slipstream_subscriber is None:
-            self._slipstream_subscriber = Subscriber(VllmEngine(self), self._slipstream_name())
+            self._slipstream_subscriber = Subscriber(self._slipstream_engine(), self._slipstream_name())
             for method, loses_weights in _WRITERS.items():
                 if hasattr(self, method):
                     setattr(self, method, self._slipstream_guard(getattr(self, method), method, loses_weights))
@@ -114,6 +134,6 @@ _WRITERS: dict[str, Callable[..., bool]] = {
 """Worker methods after which the weights are not those of the acknowledged version, and when."""
 
 
-def failures(outcomes: Iterable[tuple[int | None, str]]) -> list[str]:
+def failures(outcomes: Iterable[Outcome]) -> list[str]:
     """The errors in what `collective_rpc("slipstream_sync", ...)` returned, with the rank; empty when all is well."""
     return [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error]
