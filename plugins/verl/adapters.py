@@ -54,13 +54,14 @@ class AdapterEngine:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes."""
-        return {n: hashlib.sha256(memoryview(as_bits(t).numpy())).hexdigest() for n, t in self.tensors.items()}
+        return {n: hashlib.sha256(as_bits(t).numpy().tobytes()).hexdigest() for n, t in self.tensors.items()}
 
 
 class InstalledAdapter:
     """The adapter that a worker generates with."""
 
     def __init__(self, worker: Any, name: str, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        _let_verl_find_the_mapper()
         self._worker, self._shapes = worker, tuple(shapes)
         self._engine = AdapterEngine(shapes, worker.model_runner.vllm_config.lora_config.lora_dtype)
         self.subscriber = Subscriber(self._engine, f"{name} adapter")
@@ -91,3 +92,11 @@ class InstalledAdapter:
         except BaseException:
             self.subscriber.invalidate("vLLM did not take the adapter")
             raise
+
+
+def _let_verl_find_the_mapper() -> None:
+    """verl 0.9.1 asks for a method of vLLM's name mapper that vLLM 0.29 calls otherwise; no adapter loads without."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    if not hasattr(WeightsMapper, "get_unstacked_mapper") and hasattr(WeightsMapper, "get_rename_mapper"):
+        WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from slipstream.core.weights import (
     PublisherSettings,
     SyncError,
     SyncReport,
+    SyncTimeoutError,
     TrainerShards,
     Update,
     ZmqPublisherChannel,
@@ -27,6 +28,7 @@ from slipstream.core.weights import (
 from slipstream.core.weights.publisher import Agree
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 last_metrics: dict[str, float] = {}
 """Metrics of this process's last sync, for the trainer's tracker."""
@@ -44,6 +46,13 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
         dense=sync.mode == "dense",
         keep_on_device=sync.snapshot == "device",
     )
+
+
+def sync_timeout() -> float:
+    """Seconds that this run waits for each message."""
+    config = from_environment()
+    assert config is not None, "registered only in runs that carry the node"
+    return config.weight_sync.timeout_seconds
 
 
 class ShardSource(Protocol):
@@ -100,7 +109,7 @@ class VerlPublisher:
     @property
     def timeout(self) -> float:
         """Seconds to wait for each message."""
-        return self._config.weight_sync.timeout_seconds
+        return sync_timeout()
 
     def open(self, endpoint: str) -> ZmqPublisherChannel:
         """Bind the endpoint that the engine workers of one sync connect to."""
@@ -175,7 +184,7 @@ class VerlPublisher:
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
-        await engine
+        await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
             plugins().hook.slipstream_after_weight_sync(event=_finished(report))
@@ -198,6 +207,21 @@ class VerlPublisher:
             # Once the ranks have agreed all of them get here, whatever happens to one of them afterwards.
             reports = _gathered(report) if self.shards is not None and verdicts == [True] else [report]
         return together([each for each in reports if each is not None])
+
+
+async def answer(call: Awaitable[_T], timeout: float, what: str) -> _T:
+    """The result of a call to the engine that should come at once.
+
+    Raises:
+        SyncTimeoutError: it does not come within `timeout` seconds.
+        Exception: what the call raises.
+    """
+    try:
+        return await asyncio.wait_for(call, timeout)
+    except asyncio.TimeoutError as error:
+        raise SyncTimeoutError(
+            f"{what} did not return within {timeout:g} s (slipstream.weight_sync.timeout_seconds); is the engine alive?"
+        ) from error
 
 
 def all_ranks(ready: bool) -> bool:

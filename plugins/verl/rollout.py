@@ -13,7 +13,7 @@ import torch
 
 from slipstream.plugins.verl.adapters import Adapter
 from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
+from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks, answer, sync_timeout
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 WIRE_FORMAT = "slipstream"
@@ -62,9 +62,10 @@ class SlipstreamServerAdapter(ServerAdapter):
         else:
             await self._publish(weights, global_steps)
         if self._has_server:
-            await self.server_handle.clear_kv_cache.remote()
+            server, timeout = self.server_handle, sync_timeout()
+            await answer(server.clear_kv_cache.remote(), timeout, "the engine's clear_kv_cache")
             if global_steps is not None:
-                await self.server_handle.set_global_steps.remote(global_steps)
+                await answer(server.set_global_steps.remote(global_steps), timeout, "the engine's set_global_steps")
         return None
 
     async def _publish(self, weights: Iterable[tuple[str, torch.Tensor]], step: int | None) -> None:

@@ -85,9 +85,9 @@ def _unpacked(pack: Any) -> Any:
 
 def _packing_first(apply: Any, pack: Any) -> Any:
     @functools.wraps(apply)
-    def packed(self: Any, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    def packed(self: Any, hidden_states: torch.Tensor, w1: Any, w2: Any, *rest: Any, **more: Any) -> Any:
         if not self._use_zentorch:
-            stand_in = torch.nn.Module()
+            stand_in: Any = torch.nn.Module()
             for name, weight in zip(_WEIGHTS, (w1, w2), strict=True):
                 setattr(stand_in, name, torch.nn.Parameter(weight, requires_grad=False))
             for name in _ROUTING:
