@@ -266,6 +266,8 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "changed_share": report.changed_elements / max(1, report.total_elements),
         "seeded_workers": report.seeded_workers,
         "level": report.level,
+        "audit_seconds": report.audit_seconds,
+        "unverified_tensors": report.unverified_tensors,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
 

@@ -16,7 +16,7 @@ from typing import Any
 from slipstream.core.config import from_environment
 from slipstream.core.hooks import plugins
 from slipstream.core.seams import require
-from slipstream.core.weights import Subscriber, SubscriberChannel
+from slipstream.core.weights import Subscriber, SubscriberChannel, SyncError
 from slipstream.plugins.vllm.cpu_experts import keep_experts_unpacked
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
@@ -32,6 +32,8 @@ class WorkerExtension:
     """Mixed into the worker class by vLLM; every method is reachable by `collective_rpc`."""
 
     _slipstream_subscriber: Subscriber | None = None
+    _slipstream_asleep = False
+    """Whether the memory of the weights may be given back to the system."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
@@ -40,7 +42,9 @@ class WorkerExtension:
         keep_weights_unpacked()
         keep_experts_unpacked()
         create = super().__new__
-        return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
+        worker = create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
+        worker._slipstream_watch()
+        return worker
 
     def slipstream_sync(self, endpoints: list[str], timeout: float) -> Outcome:
         """Receive one update from the publishers at `endpoints`, one for each trainer rank that sends.
@@ -95,43 +99,55 @@ class WorkerExtension:
         return f"vLLM worker rank {self.rank}"  # type: ignore[attr-defined]  # an attribute of vLLM's worker
 
     def _slipstream(self) -> Subscriber:
+        if self._slipstream_asleep:
+            raise SyncError(
+                f"{self._slipstream_name()} sleeps, so its weights have no memory to write to; "
+                "wake them before the sync: wake_up(tags=['weights'])"
+            )
         if self._slipstream_subscriber is None:
             self._slipstream_subscriber = Subscriber(self._slipstream_engine(), self._slipstream_name())
-            for method, loses_weights in _WRITERS.items():
-                if hasattr(self, method):
-                    setattr(self, method, self._slipstream_guard(getattr(self, method), method, loses_weights))
         return self._slipstream_subscriber
 
-    def _slipstream_guard(
-        self, call: Callable[..., Any], method: str, loses_weights: Callable[..., bool]
-    ) -> Callable[..., Any]:
-        """Make another writer of the weights invalidate the version first."""
+    def _slipstream_watch(self) -> None:
+        """Notice whoever else writes, discards or moves the weights of this worker."""
 
-        @functools.wraps(call)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self._slipstream_subscriber is not None and loses_weights(*args, **kwargs):
-                self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
-            return call(*args, **kwargs)
+        def watch(method: str, note: Callable[..., None], first: bool) -> None:
+            call = getattr(self, method)
 
-        return guarded
+            @functools.wraps(call)
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                if first:
+                    note(*args, **kwargs)
+                result = call(*args, **kwargs)
+                if not first:
+                    note(*args, **kwargs)
+                return result
+
+            setattr(self, method, watched)
+
+        for method in _WRITERS:
+            if hasattr(self, method):
+                watch(method, functools.partial(self._slipstream_lose, method), first=True)
+        if hasattr(self, "sleep") and hasattr(self, "wake_up"):
+            watch("sleep", self._slipstream_sleeps, first=True)
+            watch("wake_up", self._slipstream_wakes, first=False)
+
+    def _slipstream_lose(self, method: str, *args: Any, **kwargs: Any) -> None:
+        if self._slipstream_subscriber is not None:
+            self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
+
+    def _slipstream_sleeps(self, level: int = 1) -> None:
+        self._slipstream_asleep = level >= 1
+        if level >= 2:  # level 1 keeps them in host memory
+            self._slipstream_lose(f"sleep(level={level})")
+
+    def _slipstream_wakes(self, tags: list[str] | None = None) -> None:
+        if tags is None or "weights" in tags:
+            self._slipstream_asleep = False
 
 
-def _always(*args: Any, **kwargs: Any) -> bool:
-    return True
-
-
-def _level_two(level: int = 1, *args: Any, **kwargs: Any) -> bool:
-    return level >= 2
-
-
-_WRITERS: dict[str, Callable[..., bool]] = {
-    "sleep": _level_two,  # level 2 discards the weights, level 1 keeps them in host memory
-    "reload_weights": _always,
-    "load_model": _always,
-    "update_weights": _always,
-    "update_weights_from_ipc": _always,
-}
-"""Worker methods after which the weights are not those of the acknowledged version, and when."""
+_WRITERS = ("reload_weights", "load_model", "update_weights", "update_weights_from_ipc")
+"""Worker methods after which the weights are not those of the acknowledged version."""
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import tiny_qwen2
 import tiny_qwen3_moe
 import torch
-from engine_weight_sync import EngineWeightSync, Weights, publish
+from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -80,6 +80,12 @@ class VllmRollout:
     def lose_weights(self) -> None:
         self._llm.collective_rpc("lose_weights")
 
+    def sleep(self, level: int) -> None:
+        self._llm.collective_rpc("sleep", kwargs={"level": level})
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._llm.collective_rpc("wake_up", kwargs={"tags": tags})
+
     def break_loader(self) -> Callable[[], None]:
         self._llm.collective_rpc("break_writes", args=(True,))
         return lambda: self._llm.collective_rpc("break_writes", args=(False,))
@@ -117,6 +123,26 @@ class VllmSuite(EngineWeightSync):
 
 class TestTiedBf16(VllmSuite):
     """The common case."""
+
+    @pytest.mark.parametrize(("level", "seeded"), [(1, 0), (2, 1)])
+    def test_sleep(self, engine, weights, publisher, socket, level, seeded):
+        """TRL #5312: level 1 keeps the weights and the deltas go on, level 2 takes them and the next sync seeds.
+
+        vLLM's CPU backend frees nothing when it sleeps; the calls, the workers and what they note are the real ones.
+        """
+        publish(publisher, engine, weights, socket)
+        engine.sleep(level)
+        acked = publisher.acked
+        with pytest.raises(Exception, match=r"sleeps, so its weights have no memory.*wake_up"):
+            publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        assert publisher.acked == acked
+        engine.wake_up(["kv_cache"])
+        with pytest.raises(Exception, match="sleeps"):
+            publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        engine.wake_up(["weights"])
+        report = publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        assert report.seeded_workers == seeded
+        assert report.audited_tensors > 0
 
 
 class TestUntiedFp32(VllmSuite):
