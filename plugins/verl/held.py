@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -16,7 +16,22 @@ from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine.spec import BlockPlacement, ShardSpec, derive_dtensor_placement
 
 
-@dataclass(frozen=True)
+class Held(Protocol):
+    """This rank's part of a checkpoint tensor."""
+
+    shape: tuple[int, ...]
+    boxes: list[Box]
+
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
+    @property
+    def numel(self) -> int: ...
+
+    def local(self) -> torch.Tensor: ...
+
+
+@dataclass
 class HeldTensor:
     """This rank's part of a checkpoint tensor; `boxes` is empty where it holds nothing of it."""
 

@@ -28,12 +28,18 @@ class SlipstreamHttpServer(vLLMHttpServer):
         """Make every worker take part in the sync at `endpoints`, of its weights or of this LoRA adapter.
 
         Raises:
-            EngineFailedError: with the errors of all workers that failed.
+            EngineFailedError: with the errors of all workers that failed, or that they did not answer.
         """
         method, more = ("slipstream_sync", {}) if adapter is None else ("slipstream_sync_adapter", {"adapter": adapter})
-        outcomes = await self.engine.collective_rpc(
-            method=method, kwargs={"endpoints": endpoints, "timeout": timeout, **more}
-        )
+        try:
+            outcomes = await self.engine.collective_rpc(
+                method=method, kwargs={"endpoints": endpoints, "timeout": timeout, **more}
+            )
+        except Exception as error:  # workers return theirs; vLLM says no more than "cancelled" where one has died
+            raise EngineFailedError(
+                f"the engine's workers did not answer the sync ({type(error).__name__}: {error}); if one of them died, "
+                "the engine's log above says why"
+            ) from error
         if failed := failures(outcomes):
             raise EngineFailedError("; ".join(failed))
 

@@ -1,11 +1,12 @@
-"""The trainer's own shards instead of gathered tensors, where verl's training engine shows them (FSDP1 and FSDP2)."""
+"""The trainer's own shards instead of gathered tensors, where verl's training engine shows them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from slipstream.core.weights import SyncError, TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards
-from slipstream.plugins.verl.held import HeldTensor, of_flat_parameters, of_parameter, unfused
+from slipstream.plugins.verl.held import Held, HeldTensor, of_flat_parameters, of_parameter, unfused
 from slipstream.triton_kernels import Box
 from verl.utils.device import get_device_id
 from verl.utils.fsdp_utils import (
@@ -35,9 +36,7 @@ def hand_over(init_model: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(worker: Any, *args: Any, **kwargs: Any) -> Any:
         result = init_model(worker, *args, **kwargs)
         if "actor" in worker.role:
-            engine = worker.actor.engine
-            source = ShardSource(engine)
-            engine.get_per_tensor_param = source.spare(engine.get_per_tensor_param)
+            source = shard_source(worker.actor.engine)
             for name in ("rollout", "checkpoint_engine"):
                 if getattr(worker, name, None) is not None:
                     setattr(getattr(worker, name), ATTRIBUTE, source)
@@ -46,7 +45,21 @@ def hand_over(init_model: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class ShardSource:
+def shard_source(engine: Any) -> ShardSource | None:
+    """The shards of a verl training engine, or None where its weights have to be gathered."""
+    if _version(engine):
+        source: ShardSource = FsdpShards(engine)
+    elif hasattr(engine, "bridge") and hasattr(engine, "vanilla_bridge"):
+        from slipstream.plugins.verl.megatron_shards import MegatronShards
+
+        source = MegatronShards(engine)
+    else:
+        return None
+    engine.get_per_tensor_param = source.spare(engine.get_per_tensor_param)
+    return source
+
+
+class ShardSource(ABC):
     """The shards of this trainer rank, in the checkpoint's terms."""
 
     def __init__(self, engine: Any) -> None:
@@ -55,22 +68,12 @@ class ShardSource:
         """Set when weights are published from here; verl then need not gather them as well."""
 
     def obstacle(self) -> str:
-        """Why weights have to be gathered; empty when they need not. The same on every rank."""
-        engine = self._engine
+        """Why weights have to be gathered; empty when they need not. The same on every rank; may be a collective."""
         if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
             return "the trainer has one rank"
-        version = fsdp_version(engine.module) if hasattr(engine, "module") else 0  # type: ignore[no-untyped-call]
-        if version == 0:
-            return "the training engine is not FSDP"
-        if self._lora and (version == 1 or not self._merges):
-            return "LoRA adapters are merged into whole weights by FSDP1, or sent by verl"
-        if getattr(engine, "_qat_enabled", False):
+        if getattr(self._engine, "_qat_enabled", False):
             return "verl quantises what it sends"
-        try:
-            self._held()
-        except ValueError as error:
-            return str(error)
-        return ""
+        return self._obstacle()
 
     def spare(self, gather: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's `get_per_tensor_param`: nothing is gathered that nobody will look at.
@@ -89,7 +92,7 @@ class ShardSource:
 
         Adapters that verl merges are merged while this runs, so every tensor has to be consumed before the next.
         """
-        with self._merged():
+        with self._ready():
             for name, held in self._held().items():
                 if held.numel:
                     yield name, held.local().to(get_device_id(), non_blocking=True)
@@ -101,22 +104,60 @@ class ShardSource:
             SyncError: the ranks hold different models.
         """
         held = self._held()
-        specs = tuple(
-            TensorSpec.of(name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
-            for name, tensor in held.items()
-        )
-        mine = {name: [tuple(box) for box in tensor.boxes] for name, tensor in held.items()}
-        told: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, (secrets.randbits(63), specs, mine))
-        if any(other != specs for _, other, _ in told):
-            raise SyncError(
-                "the trainer ranks hold different sets of parameters; use slipstream.weight_sync.senders=one"
-            )
-        senders = {
-            rank: {name: [Box(*box) for box in boxes] for name, boxes in parts.items() if boxes}
-            for rank, (_, _, parts) in enumerate(told)
+        mine = {
+            name: (tensor.shape, tensor.dtype, [tuple(box) for box in tensor.boxes]) for name, tensor in held.items()
         }
-        return TrainerShards(torch.distributed.get_rank(), told[0][0], specs, senders)
+        told: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, (secrets.randbits(63), mine))
+        ranks = [parts for _, parts in told]
+        senders = {
+            rank: {name: [Box(*box) for box in boxes] for name, (_, _, boxes) in parts.items() if boxes}
+            for rank, parts in enumerate(ranks)
+        }
+        return TrainerShards(torch.distributed.get_rank(), told[0][0], _table(ranks), senders)
+
+    @abstractmethod
+    def _obstacle(self) -> str:
+        """What this training engine has in the way."""
+
+    @abstractmethod
+    def _ready(self) -> AbstractContextManager[Any]:
+        """The time in which the shards are what is to be sent; may be collective at both ends."""
+
+    @abstractmethod
+    def _held(self) -> Mapping[str, Held]:
+        """By checkpoint name, in an order that all ranks share.
+
+        Raises:
+            ValueError: a part of it cannot be told from the shard alone.
+        """
+
+
+def _table(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], torch.dtype | None, Any]]]) -> tuple[TensorSpec, ...]:
+    """The checkpoint as all ranks see it; a rank that holds nothing of a tensor need not know its dtype."""
+    specs = []
+    for name, (shape, _, _) in ranks[0].items():
+        dtypes = {parts[name][1] for parts in ranks if name in parts} - {None}
+        if any(parts.keys() != ranks[0].keys() or parts[name][0] != shape for parts in ranks) or len(dtypes) != 1:
+            raise SyncError(
+                f"the trainer ranks hold different sets of parameters or do not agree on {name}; use "
+                "slipstream.weight_sync.senders=one"
+            )
+        specs.append(TensorSpec.of(name, torch.empty(shape, dtype=dtypes.pop(), device="meta")))
+    return tuple(specs)
+
+
+class FsdpShards(ShardSource):
+    """Of verl's FSDP engine, both versions."""
+
+    def _obstacle(self) -> str:
+        if self._lora and (_version(self._engine) == 1 or not self._merges):
+            return "LoRA adapters are merged into whole weights by FSDP1, or sent by verl"
+        try:
+            self._held()
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @property
     def _lora(self) -> bool:
@@ -126,8 +167,7 @@ class ShardSource:
     def _merges(self) -> bool:
         return bool(self._engine.model_config.lora.get("merge", False))
 
-    def _merged(self) -> AbstractContextManager[Any]:
-        """The time in which LoRA adapters are part of the weights; collectives at both ends."""
+    def _ready(self) -> AbstractContextManager[Any]:
         if not self._lora:
             return contextlib.nullcontext()
         if not self._engine._uses_fsdp2_cpu_offload_policy:
@@ -136,13 +176,8 @@ class ShardSource:
         return merged
 
     def _held(self) -> dict[str, HeldTensor]:
-        """By checkpoint name, in an order that all ranks share.
-
-        Raises:
-            ValueError: a part of it cannot be told from the shard alone.
-        """
         module = self._engine.module
-        if fsdp_version(module) == 1:  # type: ignore[no-untyped-call]
+        if _version(self._engine) == 1:
             named: Any = dict(of_flat_parameters(module))
         else:
             named = {name: of_parameter(parameter) for name, parameter in self._state_dict(module).items()}
@@ -154,6 +189,12 @@ class ShardSource:
         parameters = module.state_dict()
         merged: dict[str, torch.Tensor] = normalize_peft_param_name(parameters) if self._lora else parameters
         return merged
+
+
+def _version(engine: Any) -> int:
+    """1 or 2, 0 for anything but FSDP."""
+    module = getattr(engine, "module", None)
+    return int(fsdp_version(module)) if isinstance(module, torch.nn.Module) else 0  # type: ignore[no-untyped-call]
 
 
 def _unwrapped(module: Any) -> Any:

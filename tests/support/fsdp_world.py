@@ -139,26 +139,48 @@ def verl_engine(module: torch.nn.Module) -> Any:
 
 
 def work(rank: int, folder: Path, case: str) -> None:
-    """One rank: train a little and publish, three times; rank 0 compares with what verl gathers."""
+    """One rank of one case."""
+    build, wrap = CASES[case]
+    engine = verl_engine(wrap(build()))
+    follow(rank, folder, engine, lambda: engine.get_per_tensor_param(base_sync_done=True)[0], engine.module)
+
+
+def follow(
+    rank: int,
+    folder: Path,
+    engine: Any,
+    gather: Callable[[], Any],
+    module: torch.nn.Module,
+    replicated: Callable[[torch.nn.Parameter], bool] = lambda parameter: False,
+) -> None:
+    """Train a little and publish, three times; rank 0 has an engine and compares it with what verl gathers.
+
+    Args:
+        engine: verl's training engine.
+        gather: its own export: (name, whole tensor).
+        module: what is trained.
+        replicated: parameters that all ranks hold whole, and train alike.
+    """
     from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
     from slipstream.plugins.verl.publishing import VerlPublisher, all_ranks
-    from slipstream.plugins.verl.shards import ShardSource
+    from slipstream.plugins.verl.shards import shard_source
 
     sync = {"mode": "delta", "timeout_seconds": 60, "verify_every": 1}
     os.environ[SLIPSTREAM_NODE] = to_json(parse_config({"weight_sync": sync, "events": str(folder / "events")}))
-    build, wrap = CASES[case]
-    engine = verl_engine(wrap(build()))
-    source = ShardSource(engine)
+    source = shard_source(engine)
+    assert source is not None
     publisher = VerlPublisher(source)
     assert publisher.shards is source, source.obstacle()
-    facts: dict[str, Any] = {"differ": [], "changed": []}
+    spared = list(engine.get_per_tensor_param()[0]) == []
+    source.in_use = False  # so that verl gathers what is compared with
+    facts: dict[str, Any] = {"differ": [], "changed": [], "spared": spared}
     inference: PlainEngine | None = None
     subscribe: Callable[[list[str]], None] | None = None
     before: dict[str, torch.Tensor] = {}
     for step in range(SYNCS):
         if step:
-            train(engine.module, step)
-        gathered = {name: tensor.clone() for name, tensor in engine.get_per_tensor_param(base_sync_done=True)[0]}
+            train(module, step, replicated)
+        gathered = {name: tensor.clone() for name, tensor in gather()}
         if inference is None:
             inference = PlainEngine(
                 {name: tuple(tensor.shape) for name, tensor in gathered.items()},
@@ -179,7 +201,6 @@ def work(rank: int, folder: Path, case: str) -> None:
         facts["loads"] = inference.loads if inference is not None else None
         facts["dtypes"] = {n: str(t.dtype) for n, t in gathered.items()}
         facts["beyond_bf16"] = {n: not torch.equal(t.bfloat16().float(), t.float()) for n, t in gathered.items()}
-        facts["spared"] = engine_is_spared(engine, source)
         (folder / "facts.json").write_text(json.dumps(facts))
 
 
@@ -189,11 +210,6 @@ def calling(subscribe: Callable[[list[str]], None] | None, endpoints: list[str])
             await asyncio.to_thread(subscribe, endpoints)
 
     return call
-
-
-def engine_is_spared(engine: Any, source: Any) -> bool:
-    weights, adapters = source.spare(engine.get_per_tensor_param)()
-    return list(weights) == [] and adapters is None
 
 
 def subscriber(engine: PlainEngine) -> Callable[[list[str]], None]:
@@ -214,14 +230,14 @@ def subscriber(engine: PlainEngine) -> Callable[[list[str]], None]:
 
 
 @torch.no_grad()
-def train(module: torch.nn.Module, step: int) -> None:
+def train(module: torch.nn.Module, step: int, replicated: Callable[[torch.nn.Parameter], bool]) -> None:
     """Move about a hundredth of what this rank holds of every trainable parameter, by a part in a hundred."""
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    own, common = (torch.Generator().manual_seed(100 * step + rank) for rank in (dist.get_rank(), 99))
     lora = any("lora_" in name for name, _ in module.named_parameters())
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (not lora or "lora_" in name):
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
-            moved = torch.rand(local.shape, generator=generator) < 0.01
+            moved = torch.rand(local.shape, generator=common if replicated(parameter) else own) < 0.01
             local[moved] = local[moved] * 1.01 + 1e-3
 
 

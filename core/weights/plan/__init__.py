@@ -1,5 +1,6 @@
 """The transfer plan: which trainer rank sends which elements to which engine worker. See `docs/transfer-plan.md`."""
 
+from slipstream.core.weights.plan.affine import affine_boxes
 from slipstream.core.weights.plan.intersect import intersect
 from slipstream.core.weights.plan.overlap import Overlap
 from slipstream.core.weights.plan.planner import Receivers, Senders, plan
@@ -14,6 +15,7 @@ __all__ = [
     "Senders",
     "Transfer",
     "TransferPlan",
+    "affine_boxes",
     "block",
     "flat_shard",
     "fused_qkv",
