@@ -1,7 +1,7 @@
 """Keep the experts of a mixture-of-experts layer unpacked when vLLM runs on a CPU.
 
 vLLM's CPU backend prepacks expert weights after the first load and never again: weights that a later load writes are
-read by a kernel that expects the packed order, and what is generated turns into noise without an error (the CPU's
+read by a kernel that expects the packed order, and other tokens are generated without an error (the CPU's
 member of the family of vLLM #42821 and SkyRL #1680). With :func:`keep_experts_unpacked` the parameters stay as the
 loader writes them, and every call of the kernel packs what it needs. That is slow, and meant for tests and demos; GPU
 engines never come here.
