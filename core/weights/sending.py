@@ -70,7 +70,9 @@ class SendingLink:
         self._chooser.observe_link(sent, timing.wait_seconds)
         if not seed:
             seconds = self.encode_seconds + timing.work_seconds
-            self._chooser.observe_codec(self.level, self._elements, self.changes, sent, seconds)
+            # What travels in full for the engine's loader says nothing about a codec, nor does the time of that loader.
+            coded = 0 if any(unit.by_loader for unit in self.units) else sent
+            self._chooser.observe_codec(self.level, self._elements, self.changes, coded, seconds)
 
     def stage(self, tensor: int, changes: TensorChanges) -> None:
         """Take the changes of one tensor, which are in the snapshot; encode the units that it completes."""

@@ -136,8 +136,23 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream weight sync does not serve prefill/decode disaggregation yet: set "
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
+    _check_adapters(config)
     if slipstream.events is not None:
         check_path(slipstream.events)
+
+
+def _check_adapters(config: Any) -> None:
+    """verl's disaggregated sync sends the weights under the adapters and never the adapters (verl #7495)."""
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    rank = max(model.get("lora_rank", 0), lora.get("rank", 0) or 0)
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    if rank > 0 and not lora.get("merge", False) and mode == "separate_async":
+        raise ConfigError(
+            "trainer.v1.trainer_mode=separate_async with LoRA needs actor_rollout_ref.model.lora.merge=true: verl "
+            "sends its standalone engines the weights under the adapters only, so they would generate with the base "
+            "model; add ++actor_rollout_ref.model.lora.merge=true, which makes deltas of the merged weights"
+        )
 
 
 def _check_ray() -> None:

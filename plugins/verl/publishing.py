@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from slipstream.core.weights import (
     PublisherSettings,
     SyncError,
     SyncReport,
+    SyncTimeoutError,
     TrainerShards,
     Update,
 )
@@ -27,6 +28,7 @@ from slipstream.core.weights.publisher import Agree
 from slipstream.core.weights.transports import PublisherEndpoint, bind
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 last_metrics: dict[str, float] = {}
 """Metrics of this process's last sync, for the trainer's tracker."""
@@ -49,8 +51,18 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
     )
 
 
+def sync_timeout() -> float:
+    """Seconds that this run waits for each message."""
+    config = from_environment()
+    assert config is not None, "registered only in runs that carry the node"
+    return config.weight_sync.timeout_seconds
+
+
 class ShardSource(Protocol):
     """A training engine that shows what each rank holds; see `shards`."""
+
+    in_use: bool
+    """Set when weights are published from here."""
 
     def obstacle(self) -> str:
         """Why weights have to be gathered all the same; empty when they need not."""
@@ -78,6 +90,8 @@ class VerlPublisher:
         self._events = event_log(config)
         self.shards = shards if shards is not None and self._may_shard(shards) else None
         """Set when every trainer rank publishes its own shards."""
+        if self.shards is not None:
+            self.shards.in_use = True
         self._built: Publisher | None = None
         self._ends: dict[str, PublisherEndpoint] = {}
         self._chain: ChainMirror | None = None
@@ -101,7 +115,7 @@ class VerlPublisher:
     @property
     def timeout(self) -> float:
         """Seconds to wait for each message."""
-        return self._config.weight_sync.timeout_seconds
+        return sync_timeout()
 
     def open(self, endpoint: str, same_host: bool) -> PublisherEndpoint:
         """The end at `endpoint`, bound by the first call and kept for the life of the process.
@@ -181,7 +195,7 @@ class VerlPublisher:
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
-        await engine
+        await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
             plugins().hook.slipstream_after_weight_sync(event=_finished(report))
@@ -223,6 +237,21 @@ class VerlPublisher:
             # Once the ranks have agreed all of them get here, whatever happens to one of them afterwards.
             reports = _gathered(report) if self.shards is not None and verdicts == [True] else [report]
         return together([each for each in reports if each is not None])
+
+
+async def answer(call: Awaitable[_T], timeout: float, what: str) -> _T:
+    """The result of a call to the engine that should come at once.
+
+    Raises:
+        SyncTimeoutError: it does not come within `timeout` seconds.
+        Exception: what the call raises.
+    """
+    try:
+        return await asyncio.wait_for(call, timeout)
+    except asyncio.TimeoutError as error:
+        raise SyncTimeoutError(
+            f"{what} did not return within {timeout:g} s (slipstream.weight_sync.timeout_seconds); is the engine alive?"
+        ) from error
 
 
 def all_ranks(ready: bool) -> bool:
@@ -268,6 +297,8 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "seeded_workers": report.seeded_workers,
         "late_workers": report.late_workers,
         "level": report.level,
+        "audit_seconds": report.audit_seconds,
+        "unverified_tensors": report.unverified_tensors,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
 

@@ -38,6 +38,18 @@ def test_an_update_without_changes_still_advances_the_version():
     assert pair.subscribers[0].version == second.target
 
 
+def test_tensors_that_always_travel_in_full_say_nothing_of_the_codec(monkeypatch):
+    """`flipped` takes the engine's loader: a sync without changes carries it all the same (it once divided by zero)."""
+    monkeypatch.setattr("slipstream.core.weights.level._LEAST_BYTES", 1)
+    pair = Pair([ToyEngine()])
+    for weights in (checkpoint(), checkpoint(), nudge(checkpoint(), 1e-2, 1)):
+        report = pair.sync(weights)
+        assert report.unverified_tensors > 0
+        assert report.payload_bytes > 0
+    (link,) = pair.publisher._links.values()
+    assert link._chooser._bits == {}
+
+
 SPECIAL = {
     "negative zero": (0.0, -0.0),
     "a real NaN": (1.0, float("nan")),

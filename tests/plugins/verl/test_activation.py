@@ -186,6 +186,10 @@ ACCEPTED = {
         "slipstream.weight_sync.transport=shared_memory",
         "slipstream.weight_sync.chain=chain",
     ],
+    "merged adapters behind a standalone engine": [
+        *("+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"),
+        "++actor_rollout_ref.model.lora.merge=true",
+    ],
     "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
@@ -197,6 +201,10 @@ REFUSED = {
         "pipeline_model_parallel_size=1",
     ),
     "disaggregation": (["+slipstream=sync", "actor_rollout_ref.rollout.disaggregation.enabled=true"], "disaggregation"),
+    "adapters behind a standalone engine": (
+        ["+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"],
+        "add ++actor_rollout_ref.model.lora.merge=true",
+    ),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
