@@ -33,7 +33,7 @@ class Interference:
     """Of a sync, and beside one."""
 
     scale: float = 1.0
-    """Everything times this; 2 is twice as much interference."""
+    """Everything times this, but for two of a kind; 2 is twice as much interference."""
 
     measured: Floats | None = field(default=None, compare=False)
     """float64[KINDS, KINDS], extra time as measured; not-a-number where nothing was measured."""
@@ -43,15 +43,16 @@ class Interference:
 
         Where sharing gets less done than taking turns, both get half.
         """
-        extra = np.ones((KINDS, KINDS))
+        extra = np.full((KINDS, KINDS), np.nan)
         for compute in (GANG + LOGPROB, GANG + TRAIN):
             for kind, load in enumerate(LOADS):
                 extra[compute, kind] = self.compute_beside_decode[0] + self.compute_beside_decode[1] * load
                 extra[kind, compute] = self.decode_beside_compute[0] + self.decode_beside_compute[1] * load
         extra[GANG + SYNC, :] = self.sync
         extra[:, GANG + SYNC] = self.sync
-        extra[GANG + SYNC, GANG + SYNC] = 1.0
+        extra[GANG + SYNC, GANG + SYNC] = np.nan
+        extra = np.where(np.isnan(extra), 1.0, self.scale * extra)
         if self.measured is not None:
             extra = np.where(np.isnan(self.measured), extra, self.measured)
-        rates = 1.0 / (1.0 + self.scale * extra)
+        rates = 1.0 / (1.0 + extra)
         return np.where(rates + rates.T < 1.0, 0.5, rates)

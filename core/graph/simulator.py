@@ -14,7 +14,7 @@ from slipstream.core.graph.errors import GraphError
 from slipstream.core.graph.forecast import Forecaster
 from slipstream.core.graph.schedulers import GREEDY_RULE, Scheduler
 from slipstream.core.graph.static_plans import exclusive_seconds
-from slipstream.core.graph.view import View
+from slipstream.core.graph.view import WorkloadView
 from slipstream.core.graph.workload import Workload
 from slipstream.core.graph.world import ALL_ACTIONS, build_world
 
@@ -53,6 +53,7 @@ def simulate(
     forecaster: Forecaster,
     *,
     allowed: frozenset[Flag] = ALL_ACTIONS,
+    true_rates: Floats | None = None,
     believed_rates: Floats | None = None,
     group: int = 1,
     preferred: int = 0,
@@ -62,6 +63,7 @@ def simulate(
 
     Args:
         forecaster: what the scheduler is told about lengths.
+        true_rates: the slowdown table; None for the workload's own.
         believed_rates: the slowdown table as the scheduler knows it; None for the true one.
         group: workers that the scheduler plans as one.
         record: keep a log for Gantt charts and traces.
@@ -73,9 +75,9 @@ def simulate(
     lengths = [pipeline.step_lengths() for pipeline in workload.pipelines]
     expected = forecaster.start(workload)
     steps = max(len(each) for each in lengths)
-    world, curves = build_world(workload, lengths, expected.expected, allowed=allowed, merged_steps=steps)
+    world, curves = build_world(workload, lengths, expected.expected, allowed=allowed, rates=true_rates, merged_steps=steps)
     state = new_state(len(workload.pipelines), workload.workers)
-    view = View(workload, expected, group=group, allowed=allowed, rates=believed_rates, preferred=preferred)
+    view = WorkloadView(workload, expected, group=group, allowed=allowed, rates=true_rates if believed_rates is None else believed_rates, preferred=preferred)
     alone = exclusive_seconds(workload, lengths)
     occupied = np.zeros((workload.workers, 2), np.int64)
     log = np.zeros((_LOG_ROWS if record else 0, 7))
@@ -89,6 +91,8 @@ def simulate(
         run.decisions += 1
         _do(world, curves, state, occupied, actions, run)
         if not advance(world, curves, state, occupied, log, logged):
+            # actions that were planned for groups of workers need not be possible on single ones
+            view.observe(curves, state, forecaster.now(state))
             _do(world, curves, state, occupied, GREEDY_RULE.decide(view), run)
             if not advance(world, curves, state, occupied, log, logged):
                 raise GraphError(_stuck(workload, state))

@@ -55,6 +55,18 @@ def static_plans(workload: Workload, lengths: Sequence[Sequence[Floats]]) -> dic
     return plans
 
 
+def carry_out(workload: Workload, lengths: Sequence[Sequence[Floats]], plan: StaticPlan) -> StaticPlan:
+    """Return what a plan that was made on other lengths comes to on these."""
+    every = [
+        _Alone(pipeline, steps, workload.workers) for pipeline, steps in zip(workload.pipelines, lengths, strict=True)
+    ]
+    if plan.name == "pool split":
+        return _pools(workload, every, plan.shares[0])
+    times = tuple(alone.seconds(share) for alone, share in zip(every, plan.shares, strict=True))
+    ends = tuple(itertools.accumulate(times)) if plan.name == "serial" else times
+    return StaticPlan(plan.name, max(ends), ends, plan.shares)
+
+
 def exclusive_seconds(workload: Workload, lengths: Sequence[Sequence[Floats]]) -> list[float]:
     """Return each pipeline's time with the whole cluster, in the framework's order."""
     return [

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.core.graph.compiled.advance import advance
-from slipstream.core.graph.compiled.apply import apply_all
 from slipstream.core.graph.compiled.belief import believe
-from slipstream.core.graph.compiled.lookahead import LONGEST_SET, candidates, estimate, look_ahead, play_out, try_set
+from slipstream.core.graph.compiled.lookahead import LONGEST_SET, candidates, look_ahead, try_set
 from slipstream.core.graph.compiled.model import (
     Actions,
     Curves,
     Flag,
     Floats,
+    Ints,
     Kind,
     State,
     World,
@@ -51,64 +49,24 @@ class Candidate:
 
 
 class View:
-    """The present and its futures, on workers that stand for `group` real ones each."""
+    """The present as a planner believes it, and its futures."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        prediction: Prediction,
-        *,
-        group: int = 1,
-        allowed: frozenset[Flag] = ALL_ACTIONS,
-        rates: Floats | None = None,
-        horizon_steps: float = 4.0,
-        preferred: int = 0,
-    ) -> None:
-        """Prepare the futures of a workload; `observe` says where it is.
+    def __init__(self, world: World, curves: Curves, *, horizon: float, group: int = 1) -> None:
+        """Prepare the futures of a world; `state` is where it is.
 
         Args:
-            group: must divide the workers.
-            rates: as the planner believes them.
-            preferred: the layout that the greedy rule deals fresh rollouts to.
-            horizon_steps: how far play-outs go, in steps of the slowest pipeline.
+            horizon: seconds that play-outs go on at most.
+            group: real workers that each worker of the world stands for.
         """
-        self.workload = workload
-        self.group = group
-        self.world, self.curves = build_world(
-            workload, prediction.expected, prediction.expected, group=group, allowed=allowed, rates=rates
-        )
-        self.world.preferred[:] = preferred
-        self._prediction = prediction
-        self._base = self.curves.used.copy()
-        count, workers = len(workload.pipelines), workload.workers // group
+        self.world, self.curves, self.horizon, self.group = world, curves, horizon, group
+        count, workers = world.steps.size, int(world.layouts[0])
         self.state = new_state(count, workers)
         self._scratch = new_state(count, workers)
         self._occupied = np.zeros((workers, 2), np.int64)
-        most = 3 + 1 + 16 * count
         self.pairs = workers * count <= MOST_WITH_PAIRS
+        most = 4 + 16 * count
         self._sets = np.zeros((most + (100 * count if self.pairs else 0), LONGEST_SET, 3), np.int64)
         self._scores = np.zeros(self._sets.shape[0])
-        self._ranks = np.random.default_rng(0).random(max(each[0].size for each in prediction.expected))
-        self.horizon = horizon_steps * max(
-            self.world.rest[p, 0] / self.world.steps[p] for p in range(count)
-        )
-
-    def observe(self, curves: Curves, state: State, prediction: Prediction) -> None:
-        """Take over where the real workers are.
-
-        Args:
-            curves: of the real workers; of unfinished requests only what is generated and expected is used.
-            state: of the real workers.
-        """
-        if prediction is not self._prediction:
-            fill_steps(self.world, self.curves, self.workload, prediction.expected, prediction.expected, self.group)
-            self._base = self.curves.used.copy()
-            self._prediction = prediction
-        self.curves.used[:] = self._base
-        previous = prediction.previous
-        if previous.shape[1] == 0:
-            previous = np.zeros((len(self.workload.pipelines), 0))
-        believe(self.world, curves, state, self.curves, self.state, previous, self._ranks)
 
     def rule(self, policy: int) -> Actions:
         """Return what a rule of `policies` does now."""
@@ -117,7 +75,7 @@ class View:
         mark = self.curves.used.copy()
         count = decide(self.world, self.curves, self._scratch, self._occupied, policy, out)
         self.curves.used[:] = mark
-        return self._real(out[:count])
+        return self.real(out[:count])
 
     def futures(self, state: State | None = None) -> list[Candidate]:
         """Return every candidate with the score of its play-out, greedy's own first."""
@@ -144,7 +102,7 @@ class View:
     def bound(self, state: State, speed: float) -> float:
         """Return the time at which everything could end at best."""
         paths = work = 0.0
-        for p in range(len(self.workload.pipelines)):
+        for p in range(state.finished.size):
             if state.finished[p] < 0:
                 path = path_left(self.world, self.curves, state, p)
                 paths, work = max(paths, path), work + path
@@ -157,23 +115,71 @@ class View:
         padded[: len(actions)] = actions
         return copy if try_set(self.world, self.curves, copy, self._occupied, padded) else None
 
-    def mark(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def mark(self) -> Ints:
         """Return the arena's level, to go back to."""
         return self.curves.used.copy()
 
-    def reset(self, mark: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    def reset(self, mark: Ints) -> None:
         """Drop every curve since `mark`."""
         self.curves.used[:] = mark
 
-    def _real(self, actions: Actions) -> Actions:
+    def real(self, actions: Actions) -> Actions:
         """Return actions for the real workers: numbers of workers times what each stands for."""
         real = actions.copy()
         real[real[:, 0] == Kind.REDISTRIBUTE, 2] *= self.group
         return real
 
-    def real(self, actions: Actions) -> Actions:
-        """Return the actions of a candidate for the real workers."""
-        return self._real(actions)
+
+class WorkloadView(View):
+    """A view of a workload whose lengths are predicted."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        prediction: Prediction,
+        *,
+        group: int = 1,
+        allowed: frozenset[Flag] = ALL_ACTIONS,
+        rates: Floats | None = None,
+        horizon_steps: float = 4.0,
+        preferred: int = 0,
+    ) -> None:
+        """Prepare the futures of a workload; `observe` says where it is.
+
+        Args:
+            group: real workers that are planned as one; must divide them.
+            rates: as the planner believes them; None for the workload's own.
+            horizon_steps: how far play-outs go, in steps of the slowest pipeline.
+            preferred: the layout that the greedy rule deals fresh rollouts to.
+        """
+        world, curves = build_world(
+            workload, prediction.expected, prediction.expected, group=group, allowed=allowed, rates=rates
+        )
+        world.preferred[:] = preferred
+        longest = float((world.rest[:, 0] / world.steps).max())
+        super().__init__(world, curves, horizon=horizon_steps * longest, group=group)
+        self.workload = workload
+        self._prediction = prediction
+        self._base = curves.used.copy()
+        self._ranks = np.random.default_rng(0).random(max(each[0].size for each in prediction.expected))
+
+    def observe(self, curves: Curves, state: State, prediction: Prediction) -> None:
+        """Take over where the real workers are.
+
+        Args:
+            curves: of the real workers; of unfinished requests only what is generated and expected is used.
+            state: of the real workers.
+            prediction: lengths as they are believed now.
+        """
+        if prediction is not self._prediction:
+            fill_steps(self.world, self.curves, self.workload, prediction.expected, prediction.expected, self.group)
+            self._base = self.curves.used.copy()
+            self._prediction = prediction
+        self.curves.used[:] = self._base
+        previous = prediction.previous
+        if previous.shape[1] == 0:
+            previous = np.zeros((len(self.workload.pipelines), 0))
+        believe(self.world, curves, state, self.curves, self.state, previous, self._ranks)
 
 
 def _trim(actions: Actions) -> Actions:

@@ -14,6 +14,13 @@ from slipstream.core.graph.workload import Pipeline, Workload
 ALL_ACTIONS = frozenset(Flag)
 
 
+def layout_sizes(workers: int, pipelines: int) -> list[int]:
+    """Return how many workers a fresh rollout may be dealt to: all, a half, an even share."""
+    if pipelines == 1:
+        return [workers]
+    return [workers, *sorted({size for size in (workers // 2, workers // pipelines) if 0 < size < workers})]
+
+
 def build_world(
     workload: Workload,
     lengths: Sequence[Sequence[Floats]],
@@ -37,8 +44,7 @@ def build_world(
     pipelines = workload.pipelines
     count, workers = len(pipelines), workload.workers // group
     steps = max(len(each) for each in lengths)
-    halves = (workers // 2, workers // count) if count > 1 else ()
-    layouts = [workers, *sorted({size for size in halves if 0 < size < workers})]
+    layouts = layout_sizes(workers, count)
     requests = sum(each[0].size for each in lengths)
     fresh = steps * len(layouts)
     groups = max(-(-each[0].size // p.group) for each, p in zip(lengths, pipelines, strict=True))

@@ -10,8 +10,8 @@ from slipstream.core.graph.compiled.model import (
     LIGHT,
     LOGPROB,
     SYNC,
-    TRAIN,
     Curves,
+    Flag,
     Floats,
     Ints,
     State,
@@ -20,6 +20,7 @@ from slipstream.core.graph.compiled.model import (
 from slipstream.triton_kernels.jit import jit
 
 _MARKS = np.array((0.5, 0.9))
+_OVERLAPPING = np.int64(Flag.OVERLAP)
 _OVERLAP = 0.9  # most of the finished groups' log-prob that is done ahead
 
 
@@ -74,18 +75,27 @@ def open_gang(world: World, state: State, p: int) -> None:
     state.phase[p] = LOGPROB
     state.gang_left[p] = world.stages[p, state.trained[p], LOGPROB] - state.carried[p]
     state.carried[p] = 0.0
-    if state.gang_left[p] <= 1e-9:
-        state.phase[p] = TRAIN
-        state.gang_left[p] = world.stages[p, state.trained[p], TRAIN]
+    _skip_empty(world, state, p)
+
+
+@jit
+def _skip_empty(world: World, state: State, p: int) -> None:
+    """Go on to the next stage with something to do; the sync is the last in any case."""
+    while state.phase[p] < SYNC and state.gang_left[p] <= 1e-9:
+        state.phase[p] += 1
+        state.gang_left[p] = world.stages[p, state.trained[p], state.phase[p]]
 
 
 @jit
 def _end_gang(world: World, state: State, p: int) -> None:
+    """Go on behind a stage that has ended: to the next one, or to the next step."""
     state.gang_on[p] = 0
     if state.phase[p] < SYNC:
         state.phase[p] += 1
         state.gang_left[p] = world.stages[p, state.trained[p], state.phase[p]]
-        return
+        _skip_empty(world, state, p)
+        if state.gang_left[p] > 1e-9:
+            return
     state.trained[p] += 1
     if state.trained[p] == world.steps[p]:
         state.finished[p] = state.clock[0]
@@ -137,11 +147,21 @@ def _passed_mark(curves: Curves, state: State, p: int) -> bool:
 
 
 @jit
-def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Floats, logged: Ints) -> bool:
-    """Let time pass until a decision is due; False when nothing is running.
+def _awaited(state: State, worker: int) -> bool:
+    """Whether a paused rollout could go on on a worker."""
+    for p in range(state.curve.shape[0]):
+        if state.curve[p, worker] >= 0 and state.on[p, worker] == 0:
+            return True
+    return False
 
-    A decision is due when a gang stage or a rollout ends, and along its tail: when half and when nearly all of its workers
-    have fallen below u = 0.2, 0.1 and 0.05, and when they have ended (with a quantum: at every end of a piece).
+
+@jit
+def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Floats, logged: Ints) -> bool:
+    """Let time pass until a decision is due or nothing runs any more; False when nothing was running.
+
+    A decision is due when a gang stage or a rollout ends, when a worker becomes free that a rollout waits for, and along
+    a rollout's tail: when half and when nearly all of its workers have fallen below u = 0.2, 0.1 and 0.05, and when they
+    have ended (with a quantum: at every end of a piece).
 
     Specification: on a worker with two occupants of kinds a and b, a progresses at rates[a, b]; a gang stage at the least
     of its workers' rates. Idle workers do log-prob of finished groups ahead, where that is allowed.
@@ -155,6 +175,7 @@ def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Flo
     pipelines, workers = state.curve.shape
     rate = np.ones((pipelines, workers))
     gang_rate = np.ones(pipelines)
+    happened = False
     while True:
         occupants(state, occupied)
         gang_rate[:] = 1.0
@@ -185,11 +206,12 @@ def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Flo
                     left = state.debt[p, w] + curves.end[state.curve[p, w], state.piece[p, w]] - state.elapsed[p, w]
                     seconds = min(seconds, left / rate[p, w])
         if seconds == np.inf:
-            return False
+            return happened
+        happened = True
         if world.quantum > 0.0:
             seconds = max(1.0, np.ceil(seconds / world.quantum - 1e-6)) * world.quantum
         seconds = max(seconds, 0.0)
-        if idle > 0 and world.allowed[3]:
+        if idle > 0 and world.allowed[_OVERLAPPING]:
             _work_ahead(world, curves, state, idle, seconds)
         if log.shape[0] > 0:
             _write_log(curves, state, occupied, rate, gang_rate, seconds, log, logged)
@@ -218,6 +240,7 @@ def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Flo
                     else:
                         state.on[p, w] = 0
                         state.curve[p, w] = -1
+                        due = due or _awaited(state, w)
             if moved:
                 due = due or world.quantum > 0.0
                 left_over = False

@@ -140,13 +140,14 @@ def _start(world: World, curves: Curves, state: State, occupied: Ints, p: int, e
 
 @jit
 def _start_subset(world: World, curves: Curves, state: State, occupied: Ints, p: int, layout: int) -> bool:
-    if not rollout_waits(world, state, p) or not world.allowed[_SUBSET]:
+    fresh = rollout_waits(world, state, p)
+    if not fresh or not world.allowed[_SUBSET]:
         return False
     chosen = np.empty(occupied.shape[0], np.int64)
     count = 0
     for beside in range(2):
         for w in range(occupied.shape[0]):
-            if (occupied[w, 0] >= 0) == (beside == 1) and rollout_fits(world, curves, state, occupied, p, w, True):
+            if (occupied[w, 0] >= 0) == (beside == 1) and rollout_fits(world, curves, state, occupied, p, w, fresh):
                 chosen[count] = w
                 count += 1
     if world.dealt[p, state.rolled[p], layout] < 0 or count < world.layouts[layout]:
