@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+
 from slipstream.core.graph.compiled.model import Flag
 from slipstream.core.graph.forecast import Forecaster
 from slipstream.core.graph.launch import choose, group_size
@@ -14,7 +15,6 @@ from slipstream.core.graph.schedulers import (
     ROUND_ROBIN_RULE,
     THRESHOLD_RULE,
     Beam,
-    LookAhead,
     Scheduler,
 )
 from slipstream.core.graph.simulator import Run, simulate
@@ -55,15 +55,17 @@ def contest(
 ) -> Outcome:
     """Run a workload under slipstream and the references named.
 
-    The static plans know all lengths; everything else is told what `forecaster` says. The greedy rule deals as slipstream
-    would, on the layout that was best in simulation.
+    The static plans know all lengths; everything else is told what `forecaster` says. The greedy rule deals as
+    slipstream would, on the layout that was best in simulation.
     """
     lengths = [pipeline.step_lengths() for pipeline in workload.pipelines]
     serial = sum(exclusive_seconds(workload, lengths))
     group = group_size(workload.workers)
     options = {"allowed": allowed, "group": group, "believed_rates": believed_rates}
     run: functools.partial[Run] = functools.partial(simulate, workload, forecaster=forecaster, **options)
-    found = {name: serial / plan.seconds for name, plan in static_plans(workload, lengths).items() if name in references}
+    found = {
+        name: serial / plan.seconds for name, plan in static_plans(workload, lengths).items() if name in references
+    }
     chosen = choose(workload, forecaster, allowed=allowed, believed_rates=believed_rates, search=search)
     rules: dict[str, Scheduler] = {"round robin": ROUND_ROBIN_RULE, "threshold": THRESHOLD_RULE, "beam": Beam()}
     for name, scheduler in rules.items():
@@ -84,5 +86,3 @@ def contest(
     own = run(chosen.scheduler, preferred=chosen.preferred)
     found["slipstream"] = own.speedup
     return Outcome(found, chosen.name, float(own.latency.mean()), float(own.latency.max()), own.planning)
-
-

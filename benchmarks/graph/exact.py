@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
+from small_graphs import GANGS, Instance
+
 from slipstream.core.graph.compiled.model import GANG
 from slipstream.core.graph.substages import StageKind, SubStage
-from small_graphs import GANGS, Instance
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class Solved:
 def solve(instance: Instance, horizon: int, seconds: float = 10.0) -> Solved:
     """Return the fewest slots in which everything can end.
 
-    Every node may run in any set of slots once those before it have done their work (a hundred a slot alone, less beside
-    something else); at most one rollout and one gang stage, or two gang stages, share a worker, where memory allows it.
+    Every node may run in any set of slots once those before it have done their work (a hundred a slot alone, less
+    beside something else); at most one rollout and one gang stage, or two gang stages, share a worker, where memory
+    allows it.
 
     Args:
         horizon: slots that are enough, from a heuristic.
@@ -46,14 +48,20 @@ def solve(instance: Instance, horizon: int, seconds: float = 10.0) -> Solved:
             needed = round(100 * graph.nodes[before].seconds)
             for t in slots:
                 model.add(sum(work[p, before, s] for s in range(t)) >= needed).only_enforce_if(runs[p, after, t])
-    kinds = {(p, node.id): node.load if node.kind is StageKind.DECODE else GANG + GANGS.index(node.kind) for p, node in items}
+    kinds = {
+        (p, node.id): node.load if node.kind is StageKind.DECODE else GANG + GANGS.index(node.kind) for p, node in items
+    }
     for i, (p, one) in enumerate(items):
         for q, other in items[i + 1 :]:
             if p == q or not set(one.workers) & set(other.workers):
                 continue  # nodes of one pipeline that share a worker follow one another
             a, b = kinds[p, one.id], kinds[q, other.id]
             memory = instance.floors[p][a >= GANG] + instance.floors[q][b >= GANG]
-            together = memory <= 1.0 and (a >= GANG or b >= GANG) and not (a >= GANG and b >= GANG and rate[a, b] + rate[b, a] < 120)
+            together = (
+                memory <= 1.0
+                and (a >= GANG or b >= GANG)
+                and not (a >= GANG and b >= GANG and rate[a, b] + rate[b, a] < 120)
+            )
             for t in slots:
                 x, y = runs[p, one.id, t], runs[q, other.id, t]
                 if not together:

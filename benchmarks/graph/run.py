@@ -2,9 +2,10 @@
 
     make bench-graph [ARGS="--quick --data DIR"]
 
-Prints tables, writes benchmarks/results/graph.json, and exits with status 1 when a bar is missed. Every scheduler runs on
-the same simulated cluster; ratios are the serial time of all pipelines (one after another, in the frameworks' order) over
-the time until the last one ends. Costs, memory and interference are assumptions: they are printed with the result.
+Prints tables, writes benchmarks/results/graph.json, and exits with status 1 when a bar is missed. Every scheduler
+runs on the same simulated cluster; ratios are the serial time of all pipelines (one after another, in the
+frameworks' order) over the time until the last one ends. Costs, memory and interference are assumptions: they are
+printed with the result.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import small_graphs  # noqa: E402
 from bars import Bar, Report, print_rows  # noqa: E402
 from contest import REFERENCES, Outcome, contest  # noqa: E402
 from rich.console import Console  # noqa: E402
+
 from slipstream.core.graph.compiled.model import Flag  # noqa: E402
 from slipstream.core.graph.forecast import Forecaster, KnownLengths, Remembered  # noqa: E402
 from slipstream.core.graph.launch import group_size  # noqa: E402
@@ -39,10 +41,10 @@ STUDIED = (("math", 0.7), ("heavy", 0.85))
 """The two shapes that the study ran with three and four pipelines."""
 ASSUMPTIONS = (
     "assumed, not measured on a GPU: iteration 8 ms + 0.125 ms a request, prefill 0.1 ms a token (4B, 80 GB); log-prob "
-    "25 %, train 65 %, sync 10 % of the step without rollout; compute beside decode of load u 1 / (1.12 + 0.6 u), decode "
-    "beside compute 1 / (1.30 + 0.6 u), sync 1 / 1.05; two of a kind take turns; memory floors 0.35 decode, 0.50 train",
-    "lengths: recorded ones scaled so that the longest is 8192 (math, tau; reason is math with 10 % at the cap); heavy is "
-    "lognormal with sigma 1, flat normal; prompts of 150 tokens, 32 requests a worker",
+    "25 %, train 65 %, sync 10 % of the step without rollout; compute beside decode of load u 1 / (1.12 + 0.6 u), "
+    "decode beside compute 1 / (1.30 + 0.6 u), sync 1 / 1.05; two of a kind take turns; memory floors 0.35 decode, 0.50 train",
+    "lengths: recorded ones scaled so that the longest is 8192 (math, tau; reason is math with 10 % at the cap); heavy "
+    "is lognormal with sigma 1, flat normal; prompts of 150 tokens, 32 requests a worker",
 )
 
 
@@ -197,7 +199,11 @@ def noise(bench: Bench) -> None:
         for reference in REFERENCES:
             bench.report.bars.append(
                 Bar.at_least(
-                    f"noise {name}: over {reference}", mean["slipstream"] / mean[reference], "x", 1.0, f"{mean[reference]:.3f}"
+                    f"noise {name}: over {reference}",
+                    mean["slipstream"] / mean[reference],
+                    "x",
+                    1.0,
+                    f"{mean[reference]:.3f}",
                 )
             )
     bench.add("wrong predictions, 2 pipelines, mean over shapes", rows)
@@ -208,7 +214,9 @@ def optimum(bench: Bench) -> None:
     try:
         import exact
     except ImportError:
-        bench.report.remarks.append("OR-Tools is not installed: no comparison with the optimum (make bench-graph installs it)")
+        bench.report.remarks.append(
+            "OR-Tools is not installed: no comparison with the optimum (make bench-graph installs it)"
+        )
         bench.report.bars.append(Bar("small graphs against CP-SAT", float("nan"), "%", 2.0, "not run", ok=False))
         return
     schedulers = {
@@ -270,7 +278,9 @@ def planning(bench: Bench) -> None:
         )
         if workers == 64:
             bench.report.bars.append(Bar.at_most("plan 64 workers x 4, median", float(np.median(times)), "ms", bar))
-            bench.report.bars.append(Bar.at_most("plan 64 workers x 4, p95", float(np.quantile(times, 0.95)), "ms", 250))
+            bench.report.bars.append(
+                Bar.at_most("plan 64 workers x 4, p95", float(np.quantile(times, 0.95)), "ms", 250)
+            )
     bench.add("planning, thread time of a decision", rows)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
 from slipstream.core.graph.static_plans import rollout_seconds
 from slipstream.core.graph.workload import DecodeCost, MemoryFloor, Pipeline, StageSeconds, Workload
 
@@ -39,8 +40,10 @@ class Lengths:
             ("math", lambda: _groups(rollouts / "math100x8_qwen25math.jsonl.zst", 0.0), 0.45),
             (
                 "tau",
-                lambda: _groups(rollouts / "tau_airline.jsonl.zst", TURN)
-                + _groups(rollouts / "tau_retail_variants.jsonl.zst", TURN),
+                lambda: (
+                    _groups(rollouts / "tau_airline.jsonl.zst", TURN)
+                    + _groups(rollouts / "tau_retail_variants.jsonl.zst", TURN)
+                ),
                 0.35,
             ),
         ):
@@ -55,8 +58,8 @@ class Lengths:
         self._groups["reason"] = [each[: GROUP["reason"]] for each in self._groups["math"]]
 
     def draw(self, name: str, requests: int, steps: int, seed: int) -> list[np.ndarray]:
-        """Return float64[requests] for each step: whole groups with 15 % jitter, scaled so that the longest recorded one is
-        at `LONGEST`, where longer ones are cut."""
+        """Return float64[requests] for each step: whole groups with 15 % jitter, scaled so that the longest recorded
+        one is at `LONGEST`, where longer ones are cut."""
         random = np.random.default_rng((seed, NAMES.index(name), requests, steps))
         group = GROUP[name]
         drawn = []
@@ -161,4 +164,3 @@ def _groups(file: Path, turn: float) -> list[np.ndarray]:
         tokens = sum(len(s["ids"]) for s in own) + turn * max(0, len(own) - 1)
         by_task.setdefault(attempt["task"], []).append(float(max(1.0, tokens)))
     return [np.array(each) for each in by_task.values()]
-

@@ -1,8 +1,8 @@
 """Random sub-stage graphs small enough for an exact solver, and the scheduler run on them.
 
-Time comes in slots: every end of a piece is a decision, and a piece that ends within a slot leaves the rest of it unused.
-The exact solver (`exact.py`) may also pause and resume at every slot, so its optimum is never worse than what the
-scheduler could do.
+Time comes in slots: every end of a piece is a decision, and a piece that ends within a slot leaves the rest of it
+unused. The exact solver (`exact.py`) may also pause and resume at every slot, so its optimum is never worse than
+what the scheduler could do.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from slipstream.core.graph.compiled.advance import advance
 from slipstream.core.graph.compiled.apply import apply_all
 from slipstream.core.graph.compiled.model import (
+    Curves,
     Flag,
     World,
-    Curves,
     new_curves,
     new_state,
 )

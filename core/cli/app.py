@@ -112,7 +112,8 @@ def inspect_frames(
 @app.command()
 def plan(
     workload: Annotated[
-        Path, typer.Argument(help="Pipelines and their cluster, JSON or YAML (docs/graph.md).", exists=True, dir_okay=False)
+        Path,
+        typer.Argument(help="Pipelines and their cluster, JSON or YAML (docs/graph.md).", exists=True, dir_okay=False),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the schedule as a page with a Gantt chart.")] = None,

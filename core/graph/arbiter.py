@@ -49,8 +49,8 @@ class Arbiter:
     def ask(self, request: Request, now: float) -> Lease | None:
         """Ask for workers, again and again until there is a lease; None means not yet.
 
-        Asking again while waiting keeps the place in the queue; what is asked for may change. A grant that the caller has
-        not heard of (a lost answer) is returned again.
+        Asking again while waiting keeps the place in the queue; what is asked for may change. A grant that the
+        caller has not heard of (a lost answer) is returned again.
 
         Raises:
             LeaseError: the request cannot ever be granted, or the pipeline has that lane already.
@@ -93,7 +93,7 @@ class Arbiter:
             given = held.workers if workers is None else workers
             if not given <= held.workers:
                 raise LeaseError(
-                    f"lease {lease}: expected workers of {sorted(held.workers)}, got {sorted(given)}; release those it has"
+                    f"lease {lease}: expected workers of {sorted(held.workers)}, got {sorted(given)}; release its own"
                 )
             if given == held.workers:
                 self._end(held)
@@ -195,7 +195,9 @@ class Arbiter:
         """
         held = self._held(directive.lease)
         if held.request.lane is not Lane.ROLLOUT:
-            raise LeaseError(f"lease {held.id}: expected a rollout, found {held.request.kind}, which is not interrupted")
+            raise LeaseError(
+                f"lease {held.id}: expected a rollout, found {held.request.kind}, which is not interrupted"
+            )
         self._directives[held.id] = directive
 
     def _new(self, request: Request, workers: frozenset[int], now: float) -> Lease:
@@ -219,8 +221,8 @@ class Arbiter:
         held = self._leases.get(lease)
         if held is None:
             raise LeaseError(
-                f"lease {lease}: expected a lease that is held, found none (it ended or expired); stop using its workers "
-                "and ask again"
+                f"lease {lease}: expected a lease that is held, found none (it ended or expired); stop using its "
+                "workers and ask again"
             )
         return held
 
@@ -232,7 +234,7 @@ class Arbiter:
             )
         if not 1 <= request.least <= len(request.wanted):
             raise LeaseError(
-                f"{request.pipeline}: expected at least 1 and at most {len(request.wanted)} workers, got {request.least}"
+                f"{request.pipeline}: expected 1 to {len(request.wanted)} workers at least, got {request.least}"
             )
         if request.lane is Lane.GANG and request.least != len(request.wanted):
             raise LeaseError(f"{request.pipeline}: expected a gang to need all of its workers, got {request.least}")

@@ -46,15 +46,15 @@ def start_arbiter(**options: Any) -> Any:
     import ray
 
     actor = ray.remote(ArbiterServer)
-    return actor.options(
-        name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0
-    ).remote(**options)
+    return actor.options(name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0).remote(
+        **options
+    )
 
 
 @dataclass
 class ArbiterClient:
-    """A trainer's side. When the arbiter is gone, every question is answered as if the pipeline were alone: trainers go on
-    in their own order, and try the arbiter again every `retry_seconds`."""
+    """A trainer's side. When the arbiter is gone, every question is answered as if the pipeline were alone: trainers
+    go on in their own order, and try the arbiter again every `retry_seconds`."""
 
     actor: Any
     timeout_seconds: float = 10.0

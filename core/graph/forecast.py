@@ -25,8 +25,8 @@ class Forecaster(Protocol):
 
 @dataclass
 class KnownLengths:
-    """Every request's length is known, times a lognormal error: half of it common to the step, half to the prompt group,
-    0.7 its own (each times `noise`)."""
+    """Every request's length is known, times a lognormal error: half of it common to the step, half to the prompt
+    group, 0.7 its own (each times `noise`)."""
 
     noise: float = 0.0
     seed: int = 0

@@ -18,8 +18,8 @@ SURPRISE = 0.3
 
 @dataclass
 class Guarded:
-    """Steps down when `most` of the last `window` stage ends were surprises: once to the greedy rule, and once more, when
-    what runs is slower than the best static plan, to each pipeline on its own after another."""
+    """Steps down when `most` of the last `window` stage ends were surprises: once to the greedy rule, and once more,
+    when what runs is slower than the best static plan, to each pipeline on its own after another."""
 
     scheduler: Scheduler = field(default_factory=LookAhead)
     window: int = 5

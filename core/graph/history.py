@@ -46,8 +46,10 @@ class StepHistory:
             GraphError: there are none, or one is not positive.
         """
         if lengths.size == 0 or not np.all(np.isfinite(lengths)) or lengths.min() <= 0:
-            raise GraphError(f"step history: expected positive lengths, found {lengths.size} with bad values among them")
-        curve = np.quantile(lengths, np.linspace(0.0, 1.0, _QUANTILES))
+            raise GraphError(
+                f"step history: expected positive lengths, found {lengths.size} with bad values among them"
+            )
+        curve: Floats = np.quantile(lengths, np.linspace(0.0, 1.0, _QUANTILES)).astype(np.float64)
         seconds = np.array([stages.logprob, stages.train, stages.sync])
         if self._curve is None or self._stages is None:
             self._curve, self._stages = curve, seconds

@@ -17,10 +17,10 @@ LOADS: Final = tuple((low + high) / 2 for low, high in zip((0.0, *DECODE_EDGES),
 class Interference:
     """Extra time a second of work takes beside another kind: 0.3 means 1.3 times as long.
 
-    The defaults are assumptions; no GPU was measured. They say that compute suffers 0.12 + 0.6 u beside decode of load u,
-    decode 0.30 + 0.6 u beside compute, a weight sync and what it meets 0.05 either way, and that two of a kind get half
-    each. A pure tail and a train step then progress at 0.89 and 0.77; published: 1.26x mean for prefill beside decode
-    (Bullet, arXiv 2504.19516), 1.16x to 1.48x for RL stages (JigsawRL, arXiv 2604.23838).
+    The defaults are assumptions; no GPU was measured. They say that compute suffers 0.12 + 0.6 u beside decode of
+    load u, decode 0.30 + 0.6 u beside compute, a weight sync and what it meets 0.05 either way, and that two of a
+    kind get half each. A pure tail and a train step then progress at 0.89 and 0.77; published: 1.26x mean for
+    prefill beside decode (Bullet, arXiv 2504.19516), 1.16x to 1.48x for RL stages (JigsawRL, arXiv 2604.23838).
     """
 
     compute_beside_decode: tuple[float, float] = (0.12, 0.60)

@@ -102,9 +102,7 @@ def choose(
 def replace_lengths(workload: Workload, prediction: Prediction) -> Workload:
     """Return the workload as it is believed to be."""
     pipelines = tuple(
-        msgspec.structs.replace(
-            pipeline, lengths=tuple(tuple(np.maximum(1.0, step).tolist()) for step in steps)
-        )
+        msgspec.structs.replace(pipeline, lengths=tuple(tuple(np.maximum(1.0, step).tolist()) for step in steps))
         for pipeline, steps in zip(workload.pipelines, prediction.expected, strict=True)
     )
     return msgspec.structs.replace(workload, pipelines=pipelines)

@@ -40,9 +40,7 @@ def page(title: str, head: Sequence[Sequence[str]], notes: Sequence[str], found:
         )
     labels = [f'<text x="0" y="{i * _ROW + _ROW // 2 + 4}">worker {w}</text>' for i, w in enumerate(workers)]
     height = len(workers) * _ROW + 20
-    ticks = [
-        f'<text x="{_LEFT + _WIDTH * i / 10:.0f}" y="{height - 4}">{end * i / 10:.0f} s</text>' for i in range(11)
-    ]
+    ticks = [f'<text x="{_LEFT + _WIDTH * i / 10:.0f}" y="{height - 4}">{end * i / 10:.0f} s</text>' for i in range(11)]
     legend = " ".join(
         f'<span style="color:{_COLOURS[i % len(_COLOURS)]}">&#9632; {html.escape(name)}</span>'
         for i, name in enumerate(pipelines)
@@ -55,5 +53,5 @@ def page(title: str, head: Sequence[Sequence[str]], notes: Sequence[str], found:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"
         f"<h1>{html.escape(title)}</h1><table>{table}</table>{told}<p>{legend}; rollouts above, gang stages below</p>"
-        f'<svg width="{_LEFT + _WIDTH + 60}" height="{height}">{"".join(labels)}{"".join(rows)}{"".join(ticks)}</svg></html>'
+        f'<svg width="{_LEFT + _WIDTH + 60}" height="{height}">{"".join([*labels, *rows, *ticks])}</svg></html>'
     )

@@ -75,9 +75,18 @@ def simulate(
     lengths = [pipeline.step_lengths() for pipeline in workload.pipelines]
     expected = forecaster.start(workload)
     steps = max(len(each) for each in lengths)
-    world, curves = build_world(workload, lengths, expected.expected, allowed=allowed, rates=true_rates, merged_steps=steps)
+    world, curves = build_world(
+        workload, lengths, expected.expected, allowed=allowed, rates=true_rates, merged_steps=steps
+    )
     state = new_state(len(workload.pipelines), workload.workers)
-    view = WorkloadView(workload, expected, group=group, allowed=allowed, rates=true_rates if believed_rates is None else believed_rates, preferred=preferred)
+    view = WorkloadView(
+        workload,
+        expected,
+        group=group,
+        allowed=allowed,
+        rates=true_rates if believed_rates is None else believed_rates,
+        preferred=preferred,
+    )
     alone = exclusive_seconds(workload, lengths)
     occupied = np.zeros((workload.workers, 2), np.int64)
     log = np.zeros((_LOG_ROWS if record else 0, 7))

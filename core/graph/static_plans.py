@@ -37,7 +37,9 @@ def static_plans(workload: Workload, lengths: Sequence[Sequence[Floats]]) -> dic
         lengths: by pipeline and step, float64[n] tokens of each request.
     """
     count = len(workload.pipelines)
-    every = [_Alone(pipeline, steps, workload.workers) for pipeline, steps in zip(workload.pipelines, lengths, strict=True)]
+    every = [
+        _Alone(pipeline, steps, workload.workers) for pipeline, steps in zip(workload.pipelines, lengths, strict=True)
+    ]
     whole = [alone.seconds(workload.workers) for alone in every]
     ends = tuple(itertools.accumulate(whole))
     plans = {"serial": StaticPlan("serial", ends[-1], ends, (workload.workers,) * count)}
@@ -103,8 +105,8 @@ class _Alone:
         return tuple(rollout_seconds(self.pipeline, lengths, workers) for lengths in self.lengths)
 
     def gang(self, workers: int) -> float:
-        """Seconds of the stages behind a rollout on some of the workers: compute takes longer on fewer, a sync does not,
-        as every worker receives the same bytes."""
+        """Seconds of the stages behind a rollout on some of the workers: compute takes longer on fewer, a sync does
+        not, as every worker receives the same bytes."""
         stages = self.pipeline.stages
         return (stages.logprob + stages.train) * self.cluster / workers + stages.sync
 
@@ -126,7 +128,8 @@ class _Alone:
 
 
 def _balanced(every: Sequence[_Alone], workers: int) -> tuple[int, ...]:
-    """Give one more worker to whoever ends last, until there is none left: the best split, as times fall with workers."""
+    """Give one more worker to whoever ends last, until there is none left: the best split, as times fall with
+    workers."""
     shares = [1] * len(every)
     for _ in range(workers - len(every)):
         last = max(range(len(every)), key=lambda p: every[p].seconds(shares[p]))

@@ -1,6 +1,7 @@
 """The sub-stage graph: one training step cut into pieces of homogeneous load, with what has to come before what.
 
-Nodes live on workers; decode is cut where its load class changes (JigsawRL, arXiv 2604.23838, cuts by tokens an iteration).
+Nodes live on workers; decode is cut where its load class changes (JigsawRL, arXiv 2604.23838, cuts by tokens an
+iteration).
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class SubStageGraph(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Check that every edge has its ends, and that nothing waits for itself."""
         if [node.id for node in self.nodes] != list(range(len(self.nodes))):
-            raise GraphError(f"graph of {self.pipeline} step {self.step}: expected ids 0 to {len(self.nodes) - 1} in order")
+            raise GraphError(
+                f"graph of {self.pipeline} step {self.step}: expected ids 0 to {len(self.nodes) - 1} in order"
+            )
         for before, after in self.edges:
             if not 0 <= before < after < len(self.nodes):
                 raise GraphError(

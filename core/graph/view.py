@@ -83,13 +83,15 @@ class View:
         count = look_ahead(
             self.world, self.curves, start, self._scratch, self.horizon, self.pairs, self._sets, self._scores
         )
-        return [Candidate(_trim(self._sets[i]), float(self._scores[i])) for i in range(count) if i == 0 or np.isfinite(self._scores[i])]
+        return [
+            Candidate(_trim(self._sets[i]), float(self._scores[i]))
+            for i in range(count)
+            if i == 0 or np.isfinite(self._scores[i])
+        ]
 
     def bounded(self, state: State, bound_speed: float) -> list[Candidate]:
         """Return every candidate scored by a lower bound instead: max of longest path, work / (speed * workers)."""
-        count = candidates(
-            self.world, self.curves, state, self._scratch, self._occupied, self.pairs, self._sets
-        )
+        count = candidates(self.world, self.curves, state, self._scratch, self._occupied, self.pairs, self._sets)
         found = []
         for actions in [_trim(self._sets[i]) for i in range(count)]:
             mark = self.curves.used.copy()

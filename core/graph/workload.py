@@ -96,9 +96,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 0.0 <= max(memory.decode, memory.train) <= 1.0,
                 f"{where}.memory: expected shares up to 1, got {memory.decode} and {memory.train}",
             )
-            self._expect(
-                pipeline.staleness in (0, 1), f"{where}.staleness: expected 0 or 1, got {pipeline.staleness}"
-            )
+            self._expect(pipeline.staleness in (0, 1), f"{where}.staleness: expected 0 or 1, got {pipeline.staleness}")
             self._expect(pipeline.group >= 1, f"{where}.group: expected at least 1, got {pipeline.group}")
             self._expect(
                 pipeline.latency_cap is None or pipeline.latency_cap >= 1.0,
@@ -132,7 +130,7 @@ class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _FilePipeline(Pipeline, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    lengths: tuple[tuple[float, ...], ...] | DrawnLengths
+    lengths: tuple[tuple[float, ...], ...] | DrawnLengths  # type: ignore[assignment]
 
 
 class _WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

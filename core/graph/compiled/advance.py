@@ -10,23 +10,26 @@ from slipstream.core.graph.compiled.model import (
     LIGHT,
     LOGPROB,
     SYNC,
+    ZERO,
     Curves,
     Flag,
     Floats,
     Ints,
     State,
     World,
+    int64,
 )
 from slipstream.triton_kernels.jit import jit
 
 _MARKS = np.array((0.5, 0.9))
-_OVERLAPPING = np.int64(Flag.OVERLAP)
+_OVERLAPPING = int64(Flag.OVERLAP)
 _OVERLAP = 0.9  # most of the finished groups' log-prob that is done ahead
 
 
 @jit
 def occupants(state: State, occupied: Ints) -> None:
-    """Write who is on each worker into int64[W, 2]: 2 * pipeline for a rollout, 2 * pipeline + 1 for a gang stage, -1."""
+    """Write who is on each worker into int64[W, 2]: 2 * pipeline for a rollout, 2 * pipeline + 1 for a gang stage,
+    -1."""
     pipelines, workers = state.curve.shape
     occupied[:] = -1
     for p in range(pipelines):
@@ -56,7 +59,7 @@ def finished_share(world: World, curves: Curves, state: State, p: int) -> float:
             ended = finished_requests(curves, curve, state.elapsed[p, w])
             first = curves.first[curve]
             tokens = tokens_at(curves, curve, state.elapsed[p, w], ended, world.iteration[p], world.per_request[p])
-            for i in range(first + ended, first + curves.count[curve]):
+            for i in range(first + ended, first + curves.size[curve]):
                 reached = min(reached, curves.already[i] + tokens)
     low, high = 0, world.group_end.shape[2]
     step = state.rolled[p]
@@ -149,27 +152,24 @@ def _passed_mark(curves: Curves, state: State, p: int) -> bool:
 @jit
 def _awaited(state: State, worker: int) -> bool:
     """Whether a paused rollout could go on on a worker."""
-    for p in range(state.curve.shape[0]):
-        if state.curve[p, worker] >= 0 and state.on[p, worker] == 0:
-            return True
-    return False
+    return bool(((state.curve[:, worker] >= 0) & (state.on[:, worker] == 0)).any())
 
 
 @jit
 def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Floats, logged: Ints) -> bool:
     """Let time pass until a decision is due or nothing runs any more; False when nothing was running.
 
-    A decision is due when a gang stage or a rollout ends, when a worker becomes free that a rollout waits for, and along
-    a rollout's tail: when half and when nearly all of its workers have fallen below u = 0.2, 0.1 and 0.05, and when they
-    have ended (with a quantum: at every end of a piece).
+    A decision is due when a gang stage or a rollout ends, when a worker becomes free that a rollout waits for, and
+    along a rollout's tail: when half and when nearly all of its workers have fallen below u = 0.2, 0.1 and 0.05, and
+    when they have ended (with a quantum: at every end of a piece).
 
-    Specification: on a worker with two occupants of kinds a and b, a progresses at rates[a, b]; a gang stage at the least
-    of its workers' rates. Idle workers do log-prob of finished groups ahead, where that is allowed.
+    Specification: on a worker with two occupants of kinds a and b, a progresses at rates[a, b]; a gang stage at the
+    least of its workers' rates. Idle workers do log-prob of finished groups ahead, where that is allowed.
 
     Args:
         occupied: int64[W, 2], overwritten.
-        log: float64[n, 7] (pipeline, worker, kind, step, start, end, rate), appended to while there is room; the simulator
-            reads it, play-outs pass one without rows.
+        log: float64[n, 7] (pipeline, worker, kind, step, start, end, rate), appended to while there is room; the
+            simulator reads it, play-outs pass one without rows.
         logged: int64[1], rows in use.
     """
     pipelines, workers = state.curve.shape
@@ -179,7 +179,7 @@ def advance(world: World, curves: Curves, state: State, occupied: Ints, log: Flo
     while True:
         occupants(state, occupied)
         gang_rate[:] = 1.0
-        idle = np.int64(0)
+        idle = ZERO
         for w in range(workers):
             a, b = occupied[w, 0], occupied[w, 1]
             if a < 0:

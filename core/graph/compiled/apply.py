@@ -6,19 +6,41 @@ import numpy as np
 
 from slipstream.core.graph.compiled.advance import kind_on, occupants
 from slipstream.core.graph.compiled.curves import refill_seconds
-from slipstream.core.graph.compiled.model import GANG, HALF, Actions, Curves, Flag, Ints, Kind, State, World
+from slipstream.core.graph.compiled.model import (
+    GANG,
+    HALF,
+    ZERO,
+    Actions,
+    Curves,
+    Flag,
+    Ints,
+    Kind,
+    State,
+    World,
+    int64,
+)
 from slipstream.core.graph.compiled.redistribute import redistribute
 from slipstream.triton_kernels.jit import jit
 
+_NOBODY = int64(-1)
 _GATE = 1.2  # two of a kind share a worker only for this combined rate: without it both rollouts start together
-_PAUSE, _SUBSET, _MERGE, _CORUN = np.int64(Flag.PAUSE), np.int64(Flag.SUBSET), np.int64(Flag.MERGE), np.int64(Flag.CORUN)
-_GANG_START, _GANG_ALONE, _START, _START_EMPTY = (
-    np.int64(Kind.START_GANG),
-    np.int64(Kind.START_GANG_ALONE),
-    np.int64(Kind.START),
-    np.int64(Kind.START_ON_EMPTY),
+_PAUSE, _SUBSET, _MERGE, _CORUN = (
+    int64(Flag.PAUSE),
+    int64(Flag.SUBSET),
+    int64(Flag.MERGE),
+    int64(Flag.CORUN),
 )
-_START_SUBSET, _REDISTRIBUTE, _RUN_ALONE = np.int64(Kind.START_ON_SUBSET), np.int64(Kind.REDISTRIBUTE), np.int64(Kind.RUN_ALONE)
+_GANG_START, _GANG_ALONE, _START, _START_EMPTY = (
+    int64(Kind.START_GANG),
+    int64(Kind.START_GANG_ALONE),
+    int64(Kind.START),
+    int64(Kind.START_ON_EMPTY),
+)
+_START_SUBSET, _REDISTRIBUTE, _RUN_ALONE = (
+    int64(Kind.START_ON_SUBSET),
+    int64(Kind.REDISTRIBUTE),
+    int64(Kind.RUN_ALONE),
+)
 
 
 @jit
@@ -123,15 +145,13 @@ def _start(world: World, curves: Curves, state: State, occupied: Ints, p: int, e
     for w in range(workers):
         if fresh or (state.curve[p, w] >= 0 and state.on[p, w] == 0):
             wanted += 1
-            if occupied[w, 0] < 0 or (
-                not empty_only and rollout_fits(world, curves, state, occupied, p, w, fresh)
-            ):
+            if occupied[w, 0] < 0 or (not empty_only and rollout_fits(world, curves, state, occupied, p, w, fresh)):
                 fits[w] = 1
                 count += 1
     if count == 0 or (count < wanted and not world.allowed[_SUBSET]):
         return False
     if fresh:
-        _deal(world, curves, state, p, np.int64(0), np.arange(workers))
+        _deal(world, curves, state, p, ZERO, np.arange(workers))
     for w in range(workers):
         if fits[w]:
             state.on[p, w] = 1
@@ -174,7 +194,7 @@ def apply(world: World, curves: Curves, state: State, occupied: Ints, kind: int,
     if kind == _GANG_ALONE:
         if not gang_waits(state, p) or not world.allowed[_PAUSE] or state.gang_on.sum() > 0:
             return False
-        _pause_all(world, curves, state, np.int64(-1))
+        _pause_all(world, curves, state, _NOBODY)
         state.gang_on[p] = 1
         return True
     if kind == _START_SUBSET:

@@ -11,7 +11,13 @@ from slipstream.core.graph.compiled.curves import (
     length,
     tokens_at,
 )
-from slipstream.core.graph.compiled.model import Curves, Floats, Ints, State, World
+from slipstream.core.graph.compiled.model import (
+    ZERO,
+    Curves,
+    Floats,
+    State,
+    World,
+)
 from slipstream.triton_kernels.jit import jit
 
 
@@ -37,7 +43,7 @@ def add_rollouts(
         for attempt in range(group + 1):
             # the last round writes the slowest one for good
             worker = chosen if attempt == group else target * group + attempt
-            count = np.int64(0)
+            count = ZERO
             for r in range(worker, lengths.size, dealt):
                 place = curves.used[1] + count
                 curves.remaining[place] = lengths[r]
@@ -115,7 +121,7 @@ def believe(
                     _keep(curves, curve, mark0, mark1)
                     state.curve[p, target] = mark0
                     state.debt[p, target] = seen.debt[p, w]
-                    here0, here1 = mark0 + 1, mark1 + curves.count[mark0]
+                    here0, here1 = mark0 + 1, mark1 + curves.size[mark0]
                 curves.used[0], curves.used[1] = here0, here1
 
 
@@ -128,8 +134,8 @@ def _remaining(
     ended = finished_requests(seen_curves, old, seen.elapsed[p, w])
     tokens = tokens_at(seen_curves, old, seen.elapsed[p, w], ended, world.iteration[p], world.per_request[p])
     first = seen_curves.first[old]
-    count = np.int64(0)
-    for i in range(first + ended, first + seen_curves.count[old]):
+    count = ZERO
+    for i in range(first + ended, first + seen_curves.size[old]):
         place = curves.used[1] + count
         generated = seen_curves.already[i] + tokens
         left = expected_left(seen_curves, i, tokens)
@@ -150,7 +156,7 @@ def _keep(curves: Curves, curve: int, index: int, place: int) -> None:
     """Move a curve, with its requests, down to `index` and `place`."""
     if curve == index:
         return
-    count = curves.count[curve]
+    count = curves.size[curve]
     first = curves.first[curve]
     for i in range(count):
         curves.remaining[place + i] = curves.remaining[first + i]
@@ -162,4 +168,4 @@ def _keep(curves: Curves, curve: int, index: int, place: int) -> None:
     curves.load[index] = curves.load[curve]
     curves.pieces[index] = curves.pieces[curve]
     curves.first[index] = place
-    curves.count[index] = count
+    curves.size[index] = count

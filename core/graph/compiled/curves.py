@@ -33,7 +33,7 @@ def build(curves: Curves, count: int, iteration: float, per_request: float) -> i
     curves.used[0] += 1
     curves.used[1] += count
     curves.first[index] = first
-    curves.count[index] = count
+    curves.size[index] = count
     for i in range(first + 1, first + count):  # insertion sort: rows are short and often sorted
         left = curves.remaining[i]
         expected, already, request = curves.expected[i], curves.already[i], curves.request[i]
@@ -68,20 +68,20 @@ def build(curves: Curves, count: int, iteration: float, per_request: float) -> i
         curves.load[index, pieces] = kind
         pieces += 1
     curves.pieces[index] = pieces
-    return index
+    return int(index)
 
 
 @jit
 def length(curves: Curves, curve: int) -> float:
     """Return the stand-alone seconds of a whole curve."""
-    return curves.end[curve, curves.pieces[curve] - 1] if curves.pieces[curve] > 0 else 0.0
+    return float(curves.end[curve, curves.pieces[curve] - 1]) if curves.pieces[curve] > 0 else 0.0
 
 
 @jit
 def finished_requests(curves: Curves, curve: int, elapsed: float) -> int:
     """Return how many requests have ended after `elapsed` stand-alone seconds."""
     first = curves.first[curve]
-    low, high = 0, curves.count[curve]
+    low, high = 0, curves.size[curve]
     limit = elapsed + 1e-9
     while low < high:
         middle = (low + high) >> 1
@@ -98,24 +98,24 @@ def tokens_at(curves: Curves, curve: int, elapsed: float, ended: int, iteration:
     first = curves.first[curve]
     base = curves.remaining[first + ended - 1] if ended > 0 else 0.0
     since = elapsed - (curves.done_at[first + ended - 1] if ended > 0 else 0.0)
-    active = curves.count[curve] - ended
+    active = curves.size[curve] - ended
     if active <= 0 or since <= 0.0:
-        return base
-    return min(base + since / (iteration + per_request * active), curves.remaining[first + ended])
+        return float(base)
+    return float(min(base + since / (iteration + per_request * active), curves.remaining[first + ended]))
 
 
 @jit
 def refill_seconds(world: World, curves: Curves, pipeline: int, curve: int, elapsed: float) -> float:
     """Return the seconds to prefill again all contexts that are live on a worker."""
     ended = finished_requests(curves, curve, elapsed)
-    if curves.count[curve] == ended:
+    if curves.size[curve] == ended:
         return 0.0
     tokens = tokens_at(curves, curve, elapsed, ended, world.iteration[pipeline], world.per_request[pipeline])
     first = curves.first[curve]
     total = 0.0
-    for i in range(first + ended, first + curves.count[curve]):
+    for i in range(first + ended, first + curves.size[curve]):
         total += world.prompt[pipeline] + curves.already[i] + tokens
-    return total * world.prefill[pipeline]
+    return float(total * world.prefill[pipeline])
 
 
 @jit
@@ -125,4 +125,4 @@ def expected_left(curves: Curves, place: int, tokens: float) -> float:
     One that has outlived its prediction is given a quarter of what it has generated.
     """
     left = curves.expected[place] - tokens
-    return left if left > 0.0 else 0.25 * (curves.already[place] + tokens) + 1.0
+    return float(left) if left > 0.0 else 0.25 * (curves.already[place] + tokens) + 1.0

@@ -1,4 +1,5 @@
-"""One-step look-ahead: every candidate is followed by a play-out of the greedy rule, and the best first step is taken."""
+"""One-step look-ahead: every candidate is followed by a play-out of the greedy rule, and the best first step is
+taken."""
 
 from __future__ import annotations
 
@@ -6,8 +7,19 @@ import numpy as np
 
 from slipstream.core.graph.compiled.advance import advance
 from slipstream.core.graph.compiled.apply import apply, gang_waits, paused_chains, rollout_waits
-from slipstream.core.graph.compiled.model import MOST_MERGES, Actions, Curves, Flag, Floats, Ints, Kind, State, World
-from slipstream.core.graph.compiled.model import copy_state
+from slipstream.core.graph.compiled.model import (
+    MOST_MERGES,
+    Actions,
+    Curves,
+    Flag,
+    Floats,
+    Ints,
+    Kind,
+    State,
+    World,
+    copy_state,
+    int64,
+)
 from slipstream.core.graph.compiled.policies import (
     GREEDY,
     GREEDY_UNMERGED,
@@ -23,22 +35,25 @@ from slipstream.core.graph.compiled.redistribute import unfinished
 from slipstream.triton_kernels.jit import jit
 
 _GANG_START, _GANG_ALONE, _START, _START_EMPTY = (
-    np.int64(Kind.START_GANG),
-    np.int64(Kind.START_GANG_ALONE),
-    np.int64(Kind.START),
-    np.int64(Kind.START_ON_EMPTY),
+    int64(Kind.START_GANG),
+    int64(Kind.START_GANG_ALONE),
+    int64(Kind.START),
+    int64(Kind.START_ON_EMPTY),
 )
-_START_SUBSET, _REDISTRIBUTE = np.int64(Kind.START_ON_SUBSET), np.int64(Kind.REDISTRIBUTE)
-_MERGE, _SUBSET, _PAUSE, _CORUN = np.int64(Flag.MERGE), np.int64(Flag.SUBSET), np.int64(Flag.PAUSE), np.int64(Flag.CORUN)
+_START_SUBSET, _REDISTRIBUTE = int64(Kind.START_ON_SUBSET), int64(Kind.REDISTRIBUTE)
+_MERGE, _SUBSET, _PAUSE, _CORUN = (
+    int64(Flag.MERGE),
+    int64(Flag.SUBSET),
+    int64(Flag.PAUSE),
+    int64(Flag.CORUN),
+)
 _NO_LOG = np.zeros((0, 7))
 LONGEST_SET = 32
 _LATE = 1.0  # weight of a second over a pipeline's latency cap, beside a second of makespan
 
 
 @jit
-def play_out(
-    world: World, curves: Curves, state: State, occupied: Ints, horizon: float, actions: Actions
-) -> float:
+def play_out(world: World, curves: Curves, state: State, occupied: Ints, horizon: float, actions: Actions) -> float:
     """Follow the greedy rule until everything ends or `horizon` is passed; returns the estimated makespan.
 
     Past the horizon the rest counts as t + (max of paths + sum of paths / (1 + 0.35 (P - 1))) / 2. Seconds by which a
@@ -120,7 +135,9 @@ def _expansion(world: World, curves: Curves, state: State, p: int, out: Actions,
 
 
 @jit
-def candidates(world: World, curves: Curves, state: State, scratch: State, occupied: Ints, pairs: bool, sets: Ints) -> int:
+def candidates(
+    world: World, curves: Curves, state: State, scratch: State, occupied: Ints, pairs: bool, sets: Ints
+) -> int:
     """Write the sets of actions worth trying into `sets`, int64[n, LONGEST_SET, 3], kind -1 behind the last of each.
 
     The first is greedy's own; then greedy without merges, round robin, nothing, each elementary action, and each
@@ -159,7 +176,6 @@ def candidates(world: World, curves: Curves, state: State, scratch: State, occup
 @jit
 def try_set(world: World, curves: Curves, state: State, occupied: Ints, actions: Actions) -> bool:
     """Do a candidate's actions and let time pass to the next decision; False when it changes nothing or stalls."""
-    done = 0
     i = 0
     while i < actions.shape[0] and actions[i, 0] >= 0:
         if not apply(world, curves, state, occupied, actions[i, 0], actions[i, 1], actions[i, 2]):

@@ -7,7 +7,7 @@ for requests. Times are seconds.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,15 @@ Actions: TypeAlias = Ints
 """int64[n, 3]: kind, pipeline, argument."""
 
 
+def int64(value: int) -> int:
+    """Return a constant for compiled functions: numba compiles a callee anew for every plain number it is called
+    with."""
+    return cast(int, np.int64(value))
+
+
+ZERO: Final = int64(0)
+
+
 class Flag(enum.IntEnum):
     """Places in `World.allowed`."""
 
@@ -88,7 +97,7 @@ class Curves(NamedTuple):
     """int64[C]"""
     first: Ints
     """int64[C]: where its requests begin."""
-    count: Ints
+    size: Ints
     """int64[C]: how many it has."""
     remaining: Floats
     """float64[A]: tokens to generate from the start of the curve, ascending within a curve."""
@@ -227,7 +236,7 @@ def new_curves(curves: int, places: int) -> Curves:
         load=np.zeros((curves, PIECES), np.int64),
         pieces=np.zeros(curves, np.int64),
         first=np.zeros(curves, np.int64),
-        count=np.zeros(curves, np.int64),
+        size=np.zeros(curves, np.int64),
         remaining=np.zeros(places),
         done_at=np.zeros(places),
         expected=np.zeros(places),
@@ -262,7 +271,9 @@ def copy_state(target: State, source: State) -> None:
 
 def clone_state(state: State) -> State:
     """Return a copy."""
-    return State(*(array.copy() for array in state))
+    copy = new_state(*state.curve.shape)
+    copy_state(copy, state)
+    return copy
 
 
 def as_actions(rows: Any) -> Actions:

@@ -6,19 +6,30 @@ import numpy as np
 
 from slipstream.core.graph.compiled.apply import apply, gang_waits, paused_chains, rollout_waits
 from slipstream.core.graph.compiled.curves import expected_left, finished_requests, length, tokens_at
-from slipstream.core.graph.compiled.model import SYNC, Actions, Curves, Flag, Ints, Kind, State, World
+from slipstream.core.graph.compiled.model import (
+    SYNC,
+    ZERO,
+    Actions,
+    Curves,
+    Flag,
+    Ints,
+    Kind,
+    State,
+    World,
+    int64,
+)
 from slipstream.core.graph.compiled.redistribute import unfinished
 from slipstream.triton_kernels.jit import jit
 
-_CORUN = np.int64(Flag.CORUN)
+_CORUN = int64(Flag.CORUN)
 _GANG_START, _GANG_ALONE, _START, _REDISTRIBUTE = (
-    np.int64(Kind.START_GANG),
-    np.int64(Kind.START_GANG_ALONE),
-    np.int64(Kind.START),
-    np.int64(Kind.REDISTRIBUTE),
+    int64(Kind.START_GANG),
+    int64(Kind.START_GANG_ALONE),
+    int64(Kind.START),
+    int64(Kind.REDISTRIBUTE),
 )
-_START_SUBSET = np.int64(Kind.START_ON_SUBSET)
-_NONE, _NOTHING = np.int64(0), np.int64(-1)
+_START_SUBSET = int64(Kind.START_ON_SUBSET)
+_NOTHING = int64(-1)
 GREEDY, GREEDY_UNMERGED, ROUND_ROBIN, THRESHOLD = 0, 1, 2, 3
 TIGHT, LOOSE = 1.08, 1.30
 _WORTH = 0.5  # greedy merges when at least half of the workers become free: there are few merges
@@ -34,7 +45,7 @@ def rollout_left(curves: Curves, state: State, p: int) -> float:
         curve = state.curve[p, w]
         if curve >= 0:
             most = max(most, state.debt[p, w] + length(curves, curve) - state.elapsed[p, w])
-    return most
+    return float(most)
 
 
 @jit
@@ -50,12 +61,13 @@ def path_left(world: World, curves: Curves, state: State, p: int) -> float:
     left = rollout_left(curves, state, p)
     step = state.rolled[p]
     own = world.stages[p, step].sum() - state.credit[p]
-    return max(left, gang) + own + float(world.rest[p, step + 1])
+    return float(max(left, gang) + own + world.rest[p, step + 1])
 
 
 @jit
 def merge_size(world: World, curves: Curves, state: State, p: int, slack: float, most: float = 1.0) -> int:
-    """Return the fewest workers that end the rollout by `slack` times its unmerged end, as predicted; 0 for no merge."""
+    """Return the fewest workers that end the rollout by `slack` times its unmerged end, as predicted; 0 for no
+    merge."""
     total = sources = 0
     tokens_left = longest = contexts = 0.0
     for w in range(state.curve.shape[1]):
@@ -66,8 +78,8 @@ def merge_size(world: World, curves: Curves, state: State, p: int, slack: float,
         ended = finished_requests(curves, curve, state.elapsed[p, w])
         tokens = tokens_at(curves, curve, state.elapsed[p, w], ended, world.iteration[p], world.per_request[p])
         first = curves.first[curve]
-        total += curves.count[curve] - ended
-        for i in range(first + ended, first + curves.count[curve]):
+        total += curves.size[curve] - ended
+        for i in range(first + ended, first + curves.size[curve]):
             left = expected_left(curves, i, tokens)
             tokens_left += left
             longest = max(longest, left)
@@ -109,7 +121,7 @@ def greedy(world: World, curves: Curves, state: State, occupied: Ints, merges: b
     Returns:
         how many actions were written into `out`, int64[n, 3].
     """
-    n = np.int64(0)
+    n = ZERO
     order = by_longest_path(world, curves, state)
     for _ in range(8):
         before = n
@@ -130,29 +142,29 @@ def _proposal(
 ) -> tuple[int, int]:
     """Return the action that one of the greedy rules has for a pipeline; kind -1 for none."""
     if rule == 0 and gang_waits(state, p):
-        return _GANG_START, _NONE
+        return _GANG_START, ZERO
     if rule == 1 and merges and state.rolling[p] and someone_waits(world, state, p):
         size = merge_size(world, curves, state, p, TIGHT, _WORTH)
         if size > 0:
             return _REDISTRIBUTE, size
     if rule == 2 and not world.allowed[_CORUN] and gang_waits(state, p):
-        return _GANG_ALONE, _NONE
+        return _GANG_ALONE, ZERO
     if rule == 3:
         if world.preferred[p] > 0 and rollout_waits(world, state, p):
             return _START_SUBSET, world.preferred[p]
-        return _START, _NONE
+        return _START, ZERO
     if rule == 4 and world.allowed[_CORUN] and gang_waits(state, p) and _memory_forbids(world, state, p):
-        return _GANG_ALONE, _NONE
-    return _NOTHING, _NONE
+        return _GANG_ALONE, ZERO
+    return _NOTHING, ZERO
 
 
 @jit
 def _memory_forbids(world: World, state: State, p: int) -> bool:
     """Whether rollouts that run now leave no room for the gang stage of `p`."""
+    forbids = False
     for q in range(state.rolled.size):
-        if state.on[q].any() and world.floors[q, 0] + world.floors[p, 1] > 1.0:
-            return True
-    return False
+        forbids = forbids or (state.on[q].any() and world.floors[q, 0] + world.floors[p, 1] > 1.0)
+    return forbids
 
 
 @jit
@@ -163,17 +175,15 @@ def round_robin(world: World, curves: Curves, state: State, occupied: Ints, merg
     2409.13221).
     """
     order = np.argsort(state.trained.astype(np.float64), kind="mergesort")
-    n = np.int64(0)
+    n = ZERO
     for rule in range(3):
         for p in order:
-            kind, argument = _START, _NONE
+            kind, argument = _START, ZERO
             if rule == 0:
-                kind, argument = _REDISTRIBUTE, _tail_size(world, curves, state, p) if merges else _NONE
+                kind, argument = _REDISTRIBUTE, _tail_size(world, curves, state, p) if merges else ZERO
             elif rule == 1:
                 kind = _GANG_START
-            if (kind != _REDISTRIBUTE or argument > 0) and apply(
-                world, curves, state, occupied, kind, p, argument
-            ):
+            if (kind != _REDISTRIBUTE or argument > 0) and apply(world, curves, state, occupied, kind, p, argument):
                 out[n, 0], out[n, 1], out[n, 2] = kind, p, argument
                 n += 1
     return n
@@ -183,19 +193,19 @@ def round_robin(world: World, curves: Curves, state: State, occupied: Ints, merg
 def _tail_size(world: World, curves: Curves, state: State, p: int) -> int:
     """Return how many workers the threshold rule merges a rollout onto; 0 for none."""
     if not state.rolling[p] or state.merges[p] > 0:
-        return _NONE
+        return ZERO
     left = sources = 0
     for w in range(state.curve.shape[1]):
         left += unfinished(curves, state, p, w)
         sources += state.curve[p, w] >= 0
     dealt = world.crowd[p] / 4.0
     size = max(1, int(np.ceil(left / dealt)))
-    return np.int64(size) if left < _TAIL * dealt * state.curve.shape[1] and size < sources else _NONE
+    return size if left < _TAIL * dealt * state.curve.shape[1] and size < sources else ZERO
 
 
 @jit
 def decide(world: World, curves: Curves, state: State, occupied: Ints, policy: int, out: Actions) -> int:
     """Do what a policy does now; returns how many actions were written into `out`, int64[n, 3]."""
-    if policy == ROUND_ROBIN or policy == THRESHOLD:
+    if policy in (ROUND_ROBIN, THRESHOLD):
         return round_robin(world, curves, state, occupied, policy == THRESHOLD, out)
     return greedy(world, curves, state, occupied, policy == GREEDY, out)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from slipstream.core.graph.compiled.curves import build, expected_left, finished_requests, tokens_at
-from slipstream.core.graph.compiled.model import MOST_MERGES, Curves, Ints, State, World
+from slipstream.core.graph.compiled.model import (
+    MOST_MERGES,
+    ZERO,
+    Curves,
+    Ints,
+    State,
+    World,
+)
 from slipstream.triton_kernels.jit import jit
 
 
@@ -15,7 +22,7 @@ def unfinished(curves: Curves, state: State, p: int, w: int) -> int:
     curve = state.curve[p, w]
     if curve < 0:
         return 0
-    return int(curves.count[curve]) - finished_requests(curves, curve, state.elapsed[p, w])
+    return int(curves.size[curve]) - finished_requests(curves, curve, state.elapsed[p, w])
 
 
 @jit
@@ -73,7 +80,7 @@ def redistribute(world: World, curves: Curves, state: State, occupied: Ints, p: 
         ended = finished_requests(curves, curve, state.elapsed[p, w])
         tokens = tokens_at(curves, curve, state.elapsed[p, w], ended, world.iteration[p], world.per_request[p])
         first, begin = curves.first[curve], at
-        for i in range(first + ended, first + curves.count[curve]):
+        for i in range(first + ended, first + curves.size[curve]):
             rows[at, 0] = max(curves.remaining[i] - tokens, 1e-3)
             rows[at, 1] = expected_left(curves, i, tokens)
             rows[at, 2] = curves.already[i] + tokens
@@ -89,7 +96,7 @@ def redistribute(world: World, curves: Curves, state: State, occupied: Ints, p: 
     moved = np.zeros(count)  # contexts to prefill
     for i in np.argsort(-rows[:, 1], kind="mergesort"):
         if rows[i, 4] < 0:
-            slot = np.argmin(load)
+            slot = int(np.argmin(load))
             rows[i, 4] = slot
             load[slot] += rows[i, 1]
             moved[slot] += world.prompt[p] + rows[i, 2]
@@ -100,7 +107,7 @@ def redistribute(world: World, curves: Curves, state: State, occupied: Ints, p: 
             state.debt[p, w] = 0.0
     for slot in range(count):
         w = targets[slot]
-        number = np.int64(0)
+        number = ZERO
         for i in range(total):
             if rows[i, 4] == slot:
                 place = curves.used[1] + number

@@ -127,7 +127,7 @@ def test_a_new_arbiter_adopts_what_is_running():
         (rollout("a", ()), "expected workers"),
         (rollout("a", memory=1.5), "share of memory"),
         (Request("a", Lane.GANG, "train", ALL, 2, 0.5), "a gang to need all"),
-        (Request("a", Lane.ROLLOUT, "rollout", ALL, 0, 0.5), "at least 1"),
+        (Request("a", Lane.ROLLOUT, "rollout", ALL, 0, 0.5), "expected 1 to 3 workers"),
     ],
 )
 def test_what_can_never_be_granted_is_refused(request_, message):

@@ -145,7 +145,9 @@ def test_static_plans_by_hand(make_workload):
     lengths = [each.step_lengths() for each in workload.pipelines]
     plans = static_plans(workload, lengths)
     gang = (3.0 + 8.0) * 4 / 2 + 1.0
-    halves = [rollout_seconds(each, steps[0], 2) + gang for each, steps in zip(workload.pipelines, lengths, strict=True)]
+    halves = [
+        rollout_seconds(each, steps[0], 2) + gang for each, steps in zip(workload.pipelines, lengths, strict=True)
+    ]
     assert plans["even split"].seconds == pytest.approx(max(halves))
     assert plans["serial"].seconds == pytest.approx(sum(exclusive_seconds(workload, lengths)))
     first, second = (

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.core.graph import ActiveCurve, DecodeCost, GraphError, StageKind, StageSeconds, StepHistory, SubStageGraph
-from slipstream.core.graph import curve_of_lengths, cut
+from slipstream.core.graph import (
+    ActiveCurve,
+    DecodeCost,
+    GraphError,
+    StageKind,
+    StageSeconds,
+    StepHistory,
+    SubStageGraph,
+    curve_of_lengths,
+    cut,
+)
 
 COST = DecodeCost(iteration=0.010, per_request=0.001, prefill=0.0001)
 STAGES = ((StageKind.LOGPROB, 2.0), (StageKind.TRAIN, 5.0), (StageKind.SYNC, 1.0))
