@@ -42,7 +42,8 @@ STUDIED = (("math", 0.7), ("heavy", 0.85))
 ASSUMPTIONS = (
     "assumed, not measured on a GPU: iteration 8 ms + 0.125 ms a request, prefill 0.1 ms a token (4B, 80 GB); log-prob "
     "25 %, train 65 %, sync 10 % of the step without rollout; compute beside decode of load u 1 / (1.12 + 0.6 u), "
-    "decode beside compute 1 / (1.30 + 0.6 u), sync 1 / 1.05; two of a kind take turns; memory floors 0.35 decode, 0.50 train",
+    "decode beside compute 1 / (1.30 + 0.6 u), sync 1 / 1.05; two of a kind take turns; memory floors 0.35 decode and "
+    "0.50 train; a sync takes as long on fewer workers, log-prob and train longer in proportion",
     "lengths: recorded ones scaled so that the longest is 8192 (math, tau; reason is math with 10 % at the cap); heavy "
     "is lognormal with sigma 1, flat normal; prompts of 150 tokens, 32 requests a worker",
 )

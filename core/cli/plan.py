@@ -19,8 +19,11 @@ def run(workload_file: Path, *, as_json: bool, html: Path | None, trace: Path | 
     Raises:
         WorkloadError: the file is not a workload.
     """
+    from rich.console import Console
+
     workload = read_workload(workload_file)
-    compared = compare(workload)
+    with Console(stderr=True).status("simulating (compiles for a minute or two the first time)"):
+        compared = compare(workload)
     chart = bars(workload, compared.best_run.log) if compared.best_run is not None else []
     if html is not None:
         html.write_text(page(f"slipstream plan: {workload.name}", _rows(compared), compared.notes, chart))
