@@ -51,6 +51,7 @@ def contest(
     references: tuple[str, ...] = REFERENCES,
     allowed: frozenset[Flag] = ALL_ACTIONS,
     search: bool = True,
+    error: float = 0.0,
     believed_rates: np.ndarray | None = None,
 ) -> Outcome:
     """Run a workload under slipstream and the references named.
@@ -66,7 +67,7 @@ def contest(
     found = {
         name: serial / plan.seconds for name, plan in static_plans(workload, lengths).items() if name in references
     }
-    chosen = choose(workload, forecaster, allowed=allowed, believed_rates=believed_rates, search=search)
+    chosen = choose(workload, forecaster, error=error, allowed=allowed, believed_rates=believed_rates, search=search)
     rules: dict[str, Scheduler] = {"round robin": ROUND_ROBIN_RULE, "threshold": THRESHOLD_RULE, "beam": Beam()}
     for name, scheduler in rules.items():
         if name in references:

@@ -23,6 +23,21 @@ class Forecaster(Protocol):
         """Return what is known now; the same object as before when nothing was learned."""
 
 
+@dataclass(frozen=True)
+class Given:
+    """A prediction that stays what it is."""
+
+    prediction: Prediction
+
+    def start(self, workload: Workload) -> Prediction:
+        """Return it."""
+        return self.prediction
+
+    def now(self, state: State) -> Prediction:
+        """Return it."""
+        return self.prediction
+
+
 @dataclass
 class KnownLengths:
     """Every request's length is known, times a lognormal error: half of it common to the step, half to the prompt
@@ -34,16 +49,8 @@ class KnownLengths:
 
     def start(self, workload: Workload) -> Prediction:
         """Return the lengths with their errors."""
-        random = np.random.default_rng(self.seed)
-        expected = []
-        for pipeline in workload.pipelines:
-            steps = []
-            for lengths in pipeline.step_lengths():
-                groups = random.normal(size=-(-lengths.size // pipeline.group)).repeat(pipeline.group)[: lengths.size]
-                error = 0.5 * random.normal() + 0.5 * groups + 0.7 * random.normal(size=lengths.size)
-                steps.append(lengths * np.exp(self.noise * error))
-            expected.append(steps)
-        self._prediction = Prediction(expected)
+        lengths = [pipeline.step_lengths() for pipeline in workload.pipelines]
+        self._prediction = Prediction(with_errors(workload, lengths, self.noise, self.seed))
         return self._prediction
 
     def now(self, state: State) -> Prediction:
@@ -85,3 +92,22 @@ class Remembered:
             [[lengths] * len(steps) for lengths, steps in zip(last, self._lengths, strict=True)],
             np.array([np.sort(np.resize(lengths, most)) for lengths in last]),
         )
+
+
+def with_errors(workload: Workload, lengths: list[list[Floats]], error: float, seed: int) -> list[list[Floats]]:
+    """Return lengths times lognormal errors: half of `error` common to a step, half to a prompt group, and
+    0.7 a request's own.
+
+    Args:
+        lengths: by pipeline and step, float64[n].
+    """
+    random = np.random.default_rng(seed)
+    found = []
+    for pipeline, steps in zip(workload.pipelines, lengths, strict=True):
+        drawn = []
+        for step in steps:
+            groups = random.normal(size=-(-step.size // pipeline.group)).repeat(pipeline.group)[: step.size]
+            deviation = 0.5 * random.normal() + 0.5 * groups + 0.7 * random.normal(size=step.size)
+            drawn.append(step * np.exp(error * deviation))
+        found.append(drawn)
+    return found

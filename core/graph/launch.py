@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,15 +10,21 @@ import numpy as np
 
 from slipstream.core.graph.compiled.model import Flag, Floats
 from slipstream.core.graph.compiled.policies import GREEDY
-from slipstream.core.graph.forecast import Forecaster, KnownLengths
+from slipstream.core.graph.forecast import Forecaster, Given, with_errors
 from slipstream.core.graph.schedulers import LookAhead, Rule, Scheduler
 from slipstream.core.graph.simulator import simulate
-from slipstream.core.graph.static_plans import StaticPlan, static_plans
+from slipstream.core.graph.static_plans import StaticPlan, carry_out, static_plans
 from slipstream.core.graph.view import Prediction
 from slipstream.core.graph.workload import Workload
 from slipstream.core.graph.world import ALL_ACTIONS, layout_sizes
 
 GRAPH_NAMES = ("greedy", "look-ahead")
+MARGINS = (0.0, 0.02, 0.05)
+"""Of the look-ahead; the more predictions err, the more it pays to keep to the greedy rule."""
+
+SAMPLES = 3
+"""Futures that are drawn when predictions are known to err."""
+
 FINE_WORKERS = 16
 """More workers than this are planned in groups of equal ones."""
 
@@ -50,59 +56,69 @@ def options(
     workload: Workload,
     prediction: Prediction,
     *,
+    error: float = 0.0,
     allowed: frozenset[Flag] = ALL_ACTIONS,
     believed_rates: Floats | None = None,
     search: bool = True,
 ) -> Iterator[Choice]:
-    """Yield every way to run a workload with the seconds it would take if `prediction` were true.
+    """Yield every way to run a workload with the seconds it would take.
 
     Args:
-        search: whether the look-ahead is worth it; without estimates for single requests it loses to the greedy rule.
+        error: relative error of the predicted lengths, as measured so far. With one, the truth is drawn around the
+            prediction `SAMPLES` times, and the mean counts: what relies too much on predictions then loses here.
+        search: whether the look-ahead is tried; without estimates for single requests it loses to the greedy rule.
     """
+    truths = [prediction.expected]
+    if error > 0.0:
+        truths = [with_errors(workload, prediction.expected, error, 1000 + sample) for sample in range(SAMPLES)]
     for plan in static_plans(workload, prediction.expected).values():
-        yield Choice(plan.name, plan.seconds, None, static=plan)
-    believed = replace_lengths(workload, prediction)
-    known = KnownLengths()
+        seconds = float(np.mean([carry_out(workload, truth, plan).seconds for truth in truths]))
+        yield Choice(plan.name, seconds, None, static=plan)
+    group = group_size(workload.workers)
+    worlds = [replace_lengths(workload, truth) for truth in truths]
 
-    def seconds(scheduler: Scheduler, layout: int) -> float:
-        return simulate(
-            believed,
-            scheduler,
-            known,
-            allowed=allowed,
-            true_rates=believed_rates,
-            group=group_size(workload.workers),
-            preferred=layout,
-        ).seconds
+    def simulated(name: str, scheduler: Scheduler, layout: int) -> Choice:
+        runs = [
+            simulate(
+                world,
+                scheduler,
+                Given(prediction),
+                allowed=allowed,
+                true_rates=believed_rates,
+                group=group,
+                preferred=layout,
+            )
+            for world in worlds
+        ]
+        return Choice(name, float(np.mean([run.seconds for run in runs])), scheduler, layout)
 
-    rule = Rule(GREEDY)
-    layouts = range(len(layout_sizes(workload.workers // group_size(workload.workers), len(workload.pipelines))))
-    found = [Choice("greedy", seconds(rule, layout), rule, layout) for layout in layouts]
-    best = min(found, key=lambda each: each.seconds)
+    layouts = range(len(layout_sizes(workload.workers // group, len(workload.pipelines))))
+    best = min((simulated("greedy", Rule(GREEDY), each) for each in layouts), key=lambda each: each.seconds)
     yield best
     if search:
-        ahead = LookAhead()
-        yield Choice("look-ahead", seconds(ahead, best.preferred), ahead, best.preferred)
+        ahead = (simulated("look-ahead", LookAhead(margin), best.preferred) for margin in MARGINS)
+        yield min(ahead, key=lambda each: each.seconds)
 
 
 def choose(
     workload: Workload,
     forecaster: Forecaster,
     *,
+    error: float = 0.0,
     allowed: frozenset[Flag] = ALL_ACTIONS,
     believed_rates: Floats | None = None,
     search: bool = True,
 ) -> Choice:
-    """Return the option that is predicted to end first."""
+    """Return the option that is predicted to end first; arguments as for `options`."""
     prediction = forecaster.start(workload)
-    found = options(workload, prediction, allowed=allowed, believed_rates=believed_rates, search=search)
+    found = options(workload, prediction, error=error, allowed=allowed, believed_rates=believed_rates, search=search)
     return min(found, key=lambda each: each.seconds)
 
 
-def replace_lengths(workload: Workload, prediction: Prediction) -> Workload:
-    """Return the workload as it is believed to be."""
+def replace_lengths(workload: Workload, lengths: Sequence[Sequence[Floats]]) -> Workload:
+    """Return the workload with other lengths, by pipeline and step."""
     pipelines = tuple(
         msgspec.structs.replace(pipeline, lengths=tuple(tuple(np.maximum(1.0, step).tolist()) for step in steps))
-        for pipeline, steps in zip(workload.pipelines, prediction.expected, strict=True)
+        for pipeline, steps in zip(workload.pipelines, lengths, strict=True)
     )
     return msgspec.structs.replace(workload, pipelines=pipelines)
