@@ -107,3 +107,19 @@ def inspect_frames(
     from slipstream.core.cli import inspect as command
 
     raise typer.Exit(command.run(file, as_json=as_json))
+
+
+@app.command()
+def plan(
+    workload: Annotated[
+        Path,
+        typer.Argument(help="Pipelines and their cluster, JSON or YAML (docs/graph.md).", exists=True, dir_okay=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the schedule as a page with a Gantt chart.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the schedule as a trace for ui.perfetto.dev.")] = None,
+) -> None:
+    """Simulate several training runs on one cluster under every scheduler, and say which one to use."""
+    from slipstream.core.cli import plan as command
+
+    raise typer.Exit(command.run(workload, as_json=as_json, html=html, trace=trace))
