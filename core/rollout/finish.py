@@ -12,16 +12,16 @@ from slipstream.core.rollout.costs import StepCosts
 Array = npt.NDArray[np.float64]
 
 
-def finish_seconds(remaining: Array, context: Array, in_engine: int, costs: StepCosts) -> float:
+def finish_seconds(remaining: Array, context: Array, duty: float, costs: StepCosts) -> float:
     """Return the seconds until all live trajectories of a replica have produced their remaining tokens.
 
     The sum over k of (r_k - r_(k-1)) (step + duty sum over those still running of (request + context x tokens)),
-    with r sorted. The duty is the share of live trajectories that are in the engine rather than in a tool.
+    with r sorted.
 
     Args:
         remaining: float64[live], output tokens left.
         context: float64[live], tokens of context now.
-        in_engine: how many of them have a request in flight.
+        duty: share of the time that a live trajectory is in the engine rather than in a tool.
     """
     live = remaining.size
     if not live:
@@ -31,17 +31,15 @@ def finish_seconds(remaining: Array, context: Array, in_engine: int, costs: Step
     widths = np.diff(ends, prepend=0.0)
     running = np.arange(live, 0, -1)
     tokens = np.cumsum(context[order][::-1])[::-1]
-    duty = min(max(in_engine / live, 0.25), 1.0)
     each = costs.step + duty * (costs.request * running + costs.context * tokens)
     return float(widths @ each)
 
 
 def finish_seconds_reference(
-    remaining: Sequence[float], context: Sequence[float], in_engine: int, costs: StepCosts
+    remaining: Sequence[float], context: Sequence[float], duty: float, costs: StepCosts
 ) -> float:
     """`finish_seconds` as a loop."""
     live = sorted(zip(remaining, context, strict=True))
-    duty = min(max(in_engine / len(live), 0.25), 1.0) if live else 0.0
     seconds = before = 0.0
     for index, (end, _) in enumerate(live):
         still = live[index:]

@@ -39,6 +39,9 @@ class GroupOrder:
         self._footprints: dict[RequestId, float] = {}
         self._spread_allowed = True
         self._spread = False
+        self.overloaded = False
+        """Whether demand was beyond `settings.overload` times capacity at the last look."""
+
         self._pilot_tokens = 0
         self._mean = lengths.mean
 
@@ -108,7 +111,8 @@ class GroupOrder:
         trajectories = len(self._queue) + live
         crowded = trajectories > settings.overload * slots
         heavy = self._reserved + held > settings.overload * settings.kv_share * kv
-        spread = self._spread_allowed and (crowded or heavy)
+        self.overloaded = crowded or heavy
+        spread = self._spread_allowed and self.overloaded
         pilot = 0
         if self._head_start is not None and slots:
             pilot = self._head_start.tokens(len(self._queue) / slots, self._lengths.mean)

@@ -21,7 +21,9 @@ class Load(NamedTuple):
     live: tuple[Live, ...]
     remaining: Array
     context: Array
-    in_flight: int
+    duty: float
+    """Share of live trajectories in the engine; kept when one comes or goes, whichever state it is in."""
+
     seconds: float
 
 
@@ -40,11 +42,12 @@ def load_of(replica: ReplicaState, remaining: Remaining, costs: StepCosts) -> Lo
     live = tuple(replica.live.values())
     left = np.fromiter(map(remaining, live), np.float64, len(live))
     context = np.fromiter((each.context for each in live), np.float64, len(live))
-    return Load(live, left, context, replica.in_flight, finish_seconds(left, context, replica.in_flight, costs))
+    duty = min(max(replica.in_flight / len(live), 0.25), 1.0) if live else 1.0
+    return Load(live, left, context, duty, finish_seconds(left, context, duty, costs))
 
 
 def extra_prefill(live: Live, target: ReplicaState, costs: StepCosts) -> float:
-    """Seconds of prefill at the target that staying would not take: 0 when nothing is left in the cache at home."""
+    """Seconds of prefill at the target that staying would not take: 0 when its context is not at home."""
     if not live.resident:
         return 0.0
     total = live.context
@@ -58,18 +61,16 @@ def move_gain(live: Live, source: Load, target: Load, left: float, extra: float,
     :param extra: seconds of prefill that it costs at the target.
     """
     stay = np.fromiter((each is not live for each in source.live), np.bool_, len(source.live))
-    without = finish_seconds(source.remaining[stay], source.context[stay], source.in_flight - 1, costs)
-    joined = finish_seconds(
-        np.append(target.remaining, left), np.append(target.context, live.context), target.in_flight + 1, costs
-    )
+    without = finish_seconds(source.remaining[stay], source.context[stay], source.duty, costs)
+    duty = target.duty if target.live else source.duty
+    joined = finish_seconds(np.append(target.remaining, left), np.append(target.context, live.context), duty, costs)
     return max(source.seconds, target.seconds) - max(without, joined + extra)
 
 
-def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings) -> bool:
-    """Whether a gain is worth the prefill and the disturbance."""
-    return gain - settings.move_margin * extra >= max(
-        settings.move_gain_seconds, settings.move_gain_share * home_seconds
-    )
+def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings, single_turn: bool) -> bool:
+    """Whether a gain is worth the prefill, the disturbance, and the error of the prediction."""
+    share = settings.move_gain_share if single_turn else settings.multi_turn_gain_share
+    return gain - settings.move_margin * extra >= max(settings.move_gain_seconds, share * home_seconds)
 
 
 def best_migration(
@@ -78,6 +79,7 @@ def best_migration(
     has_room: Callable[[Live, ReplicaState], bool],
     costs: StepCosts,
     settings: RouterSettings,
+    single_turn: bool,
     now: float,
 ) -> Move | None:
     """Return the migration that gains most, from the replica that would be done last to the one done first.
@@ -102,6 +104,6 @@ def best_migration(
         if source.seconds - target.seconds <= extra or not has_room(live, replicas[first]):
             continue
         gain = move_gain(live, source, target, float(left), extra, costs)
-        if enough(gain, extra, source.seconds, settings) and (best is None or gain > best.gain):
+        if enough(gain, extra, source.seconds, settings, single_turn) and (best is None or gain > best.gain):
             best = Move(live, replicas[last], replicas[first], gain)
     return best

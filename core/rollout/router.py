@@ -181,7 +181,7 @@ class CacheAwareRouter:
         record = self._requests.get(request_id)
         if record is None:
             return
-        record.live.decoded = output_tokens
+        record.live.decoded, record.live.resident = output_tokens, True
         self._hear(self.replicas[record.replica], now)
         self._order.decoded(record.live.group, output_tokens)
 
@@ -324,19 +324,19 @@ class CacheAwareRouter:
 
     def _break_home(self, live: Live, home: ReplicaState) -> ReplicaState:
         """Return the replica for a returning turn: home, unless nothing waits and another would end the step sooner."""
-        settings, costs = self.settings, self.costs.costs
+        settings, costs, single = self.settings, self.costs.costs, self.lengths.single_turn
         if not settings.move_seconds or len(self.replicas) < 2 or len(self._order) or self._parked:
             return home
         other = min((each for each in self.replicas.values() if each is not home), key=lambda each: each.finish)
         if other.stalled or home.finish - other.finish < settings.move_gain_seconds:
             return home
         extra = extra_prefill(live, other, costs)
-        if not enough(home.finish - other.finish, extra, home.finish, settings) or not self._fits(live, other):
+        if not enough(home.finish - other.finish, extra, home.finish, settings, single) or not self._fits(live, other):
             return home
         here, there = load_of(home, self._remaining, costs), load_of(other, self._remaining, costs)
         gain = move_gain(live, here, there, self._remaining(live), extra, costs)
         home.finish, other.finish = here.seconds, there.seconds
-        if not enough(gain, extra, here.seconds, settings):
+        if not enough(gain, extra, here.seconds, settings, single):
             return home
         self._move(live, home, other)
         self.counts.return_moves += 1
@@ -385,7 +385,9 @@ class CacheAwareRouter:
         states = [each for each in self.replicas.values() if not each.stalled]
         for state in states:
             state.finish = load_of(state, self._remaining, costs).seconds
-        move = best_migration(states, self._remaining, self._fits, costs, self.settings, now)
+        move = best_migration(
+            states, self._remaining, self._fits, costs, self.settings, self.lengths.single_turn, now
+        )
         if move is None or move.live.turn is None:
             return
         record = self._requests[move.live.turn.request_id]
@@ -406,7 +408,8 @@ class CacheAwareRouter:
         state.in_flight += 1
         live.dispatched, live.decoded, live.last_seen = True, 0, now
         self.counts.dispatched += 1
-        actions.append(Dispatch(request_id, state.name, attempt, int(live.turns == 0)))
+        late = self._order.overloaded and not live.turns
+        actions.append(Dispatch(request_id, state.name, attempt, int(late)))
 
     def _park(self, live: Live, home: ReplicaState | None) -> None:
         self._pushes += 1

@@ -40,7 +40,10 @@ class RouterSettings:
     """... and this much on top, or ..."""
 
     move_gain_share: float = 0.02
-    """... this share of the home's finish estimate, whichever is more."""
+    """... this share of the home's finish estimate, whichever is more. For single turns."""
+
+    multi_turn_gain_share: float = 0.1
+    """The same for trajectories of several turns, whose remaining work is harder to tell."""
 
     imbalance: float = 0.05
     """Finish estimates must differ by this share for a migration."""
