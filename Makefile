@@ -19,7 +19,7 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test bench-sync check format clean
+.PHONY: help env demo test bench-sync bench-rollout check format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: env ## run all tests: unit tests, then real engines, then real training ru
 
 bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
 	@$(BIN)/python benchmarks/sync/run.py $(ARGS)
+
+bench-rollout: env ## rollout scheduling, simulated, beside six other routers (ARGS="--quick --data DIR"; fails when a bar is missed)
+	@PYTHONPATH=benchmarks/sync $(BIN)/python benchmarks/rollout/run.py $(ARGS)
 
 check: env ## lint, formatting and types
 	@echo "check: ruff"

@@ -112,7 +112,7 @@ class GroupOrder:
         crowded = trajectories > settings.overload * slots
         heavy = self._reserved + held > settings.overload * settings.kv_share * kv
         self.overloaded = crowded or heavy
-        spread = self._spread_allowed and self.overloaded
+        spread = self._spread_allowed and self.overloaded and not self._lengths.single_turn
         pilot = 0
         if self._head_start is not None and slots:
             pilot = self._head_start.tokens(len(self._queue) / slots, self._lengths.mean)

@@ -98,7 +98,11 @@ def best_migration(
     best: Move | None = None
     for live, left in zip(source.live, source.remaining, strict=True):
         movable = live.dispatched and live.decoded and live.moves < settings.moves
-        if not movable or live.moves_this_turn >= settings.moves_per_turn or now < live.moved_at + settings.rest_seconds:
+        if (
+            not movable
+            or live.moves_this_turn >= settings.moves_per_turn
+            or now < live.moved_at + settings.rest_seconds
+        ):
             continue
         extra = extra_prefill(live, replicas[first], costs)
         if source.seconds - target.seconds <= extra or not has_room(live, replicas[first]):

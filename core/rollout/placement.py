@@ -13,7 +13,12 @@ NEAR_TIE = 0.5
 
 
 def place(
-    replicas: Iterable[ReplicaState], turn: Turn, footprint: float, settings: RouterSettings, chance: random.Random
+    replicas: Iterable[ReplicaState],
+    turn: Turn,
+    footprint: float,
+    settings: RouterSettings,
+    live_cap: float,
+    chance: random.Random,
 ) -> ReplicaState | None:
     """Return the replica with room that has the fewest live trajectories, siblings counted more; None without room.
 
@@ -22,7 +27,7 @@ def place(
     roomy: list[ReplicaState] = []
     scores: list[float] = []
     for state in replicas:
-        if state.has_room(footprint, turn.shared, settings.kv_share, settings.live_cap):
+        if state.has_room(footprint, turn.shared, settings.kv_share, live_cap):
             roomy.append(state)
             scores.append(len(state.live) + settings.sibling_penalty * state.groups.get(turn.group, 0))
     if not roomy:

@@ -43,6 +43,9 @@ class RoutingPolicyLike(Protocol):
     def finished(self, request_id: RequestId, attempt: int, result: TurnResult, now: float) -> bool:
         """Take an answer; False when it belongs to an earlier attempt and must be dropped."""
 
+    def cancel(self, request_id: RequestId, now: float) -> None:
+        """Forget a request that its client gave up."""
+
     def end_trajectory(self, trajectory: TrajectoryId, now: float) -> None:
         """Forget a trajectory that has no further turn and whose last result did not say so."""
 

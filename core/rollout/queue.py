@@ -25,7 +25,8 @@ class _Waiting:
 class GroupQueue:
     """Takes the group with the smallest priority; within a group first come, first served.
 
-    A group whose priority is None is held until it is touched. Priorities are asked for again when an entry reaches the top, so that a change costs O(log groups) where it
+    A group whose priority is None is held until it is touched. Priorities are asked for again when an entry reaches
+    the top, so that a change costs O(log groups) where it
     matters; `reorder` takes all of them anew.
     """
 

@@ -57,9 +57,14 @@ class Live:
     last_seen: float = 0.0
 
     @property
+    def shared_tokens(self) -> int:
+        """Tokens in front of its own."""
+        return sum(segment.tokens for segment in self.shared)
+
+    @property
     def context(self) -> int:
         """Tokens of context now."""
-        return sum(segment.tokens for segment in self.shared) + self.own + self.decoded
+        return self.shared_tokens + self.own + self.decoded
 
 
 @dataclass(slots=True)

@@ -169,6 +169,13 @@ class CacheAwareRouter:
                     f"trajectory {turn.trajectory!r} has request {live.turn.request_id!r} under way; "
                     f"submit {turn.request_id!r} after its answer"
                 )
+            if turn.shared != live.shared:  # a prefix that turned out to be shared
+                if home is not None:
+                    home.release(live)
+                live.own += live.shared_tokens - sum(tokens for _, tokens in turn.shared)
+                live.shared = turn.shared
+                if home is not None:
+                    home.bind(live)
             live.newest_input = max(turn.own_tokens - live.own, 0)
             live.later_inputs += live.newest_input
             live.turn = turn
@@ -254,9 +261,7 @@ class CacheAwareRouter:
     def expire(self, seconds: float, now: float) -> list[TrajectoryId]:
         """End trajectories that have been in a tool for longer, and return them; for frameworks that do not say when
         a trajectory ends. A later turn of one is admitted anew."""
-        gone = [
-            name for name, (live, _) in self._live.items() if live.turn is None and now - live.last_seen > seconds
-        ]
+        gone = [name for name, (live, _) in self._live.items() if live.turn is None and now - live.last_seen > seconds]
         for name in gone:
             self.end_trajectory(name, now)
         return gone
@@ -345,7 +350,7 @@ class CacheAwareRouter:
     def _bind_waiting(self, now: float, actions: list[Action]) -> None:
         """Bind parked trajectories, oldest first, then new ones; nothing new enters while anyone is parked."""
         while self._parked:
-            bound, _, live, home = self._parked[0]
+            _, _, live, home = self._parked[0]
             if live.turn is None:
                 heapq.heappop(self._parked)
                 continue
@@ -364,7 +369,8 @@ class CacheAwareRouter:
             self._order.observe(self.replicas.values(), len(self._live))
         while (turn := self._order.peek()) is not None:
             footprint = self._reserved(turn.own_tokens, 0, turn.group)
-            target = place(self.replicas.values(), turn, footprint, self.settings, self._random)
+            cap = self.settings.live_share(self.lengths.single_turn)
+            target = place(self.replicas.values(), turn, footprint, self.settings, cap, self._random)
             if target is None:
                 return
             self._order.pop()
@@ -385,9 +391,7 @@ class CacheAwareRouter:
         states = [each for each in self.replicas.values() if not each.stalled]
         for state in states:
             state.finish = load_of(state, self._remaining, costs).seconds
-        move = best_migration(
-            states, self._remaining, self._fits, costs, self.settings, self.lengths.single_turn, now
-        )
+        move = best_migration(states, self._remaining, self._fits, costs, self.settings, self.lengths.single_turn, now)
         if move is None or move.live.turn is None:
             return
         record = self._requests[move.live.turn.request_id]
@@ -432,15 +436,15 @@ class CacheAwareRouter:
             live.own, live.footprint, live.remaining = own, footprint, remaining
 
     def _reserved(self, own: int, produced: int, group: GroupId) -> float:
-        settings = self.settings
-        share = settings.single_turn_reserve if self.lengths.single_turn else settings.reserve
+        share = self.settings.reserve_share(self.lengths.single_turn)
         return own + share * self.lengths.growth(produced, group)
 
     def _remaining(self, live: Live) -> float:
         return self.lengths.remaining(live.produced + live.stitched + live.decoded, live.group)
 
     def _fits(self, live: Live, state: ReplicaState) -> bool:
-        return state.has_room(live.footprint, live.shared, self.settings.kv_share, self.settings.live_cap)
+        cap = self.settings.live_share(self.lengths.single_turn)
+        return state.has_room(live.footprint, live.shared, self.settings.kv_share, cap)
 
     def _learn_capacity(self, live: Live, state: ReplicaState, result: TurnResult) -> None:
         """A returning turn that found less at home than it left there says that the replica holds less than thought."""

@@ -16,7 +16,7 @@ class RouterSettings:
     park_share: float = 0.9
     """Share beyond which a returning turn whose elders fill the memory is parked."""
 
-    reserve: float = 0.5
+    reserve: float = 0.6
     """Share of a multi-turn trajectory's expected growth that admission reserves."""
 
     single_turn_reserve: float = 0.25
@@ -24,8 +24,12 @@ class RouterSettings:
     live_cap: float = 2.0
     """Live trajectories per running slot; above 1 because some are in tools."""
 
+    single_turn_live_cap: float = 1.25
+    """The same for single turns: only enough to keep the engine's own queue from running dry."""
+
     overload: float = 3.0
-    """Demand over capacity from which every group first gets one sibling started (nobody is held)."""
+    """Demand over capacity from which returning turns go first in the engine's queue and, with several turns, every
+    group first gets one sibling started (nobody is held)."""
 
     sibling_penalty: float = 2.0
     """How many live trajectories a live sibling on a replica counts for, so that groups spread."""
@@ -45,7 +49,7 @@ class RouterSettings:
     multi_turn_gain_share: float = 0.1
     """The same for trajectories of several turns, whose remaining work is harder to tell."""
 
-    imbalance: float = 0.05
+    imbalance: float = 0.02
     """Finish estimates must differ by this share for a migration."""
 
     moves: int = 3
@@ -66,3 +70,11 @@ class RouterSettings:
 
     seed: int = 0
     """Of the tie breaks."""
+
+    def reserve_share(self, single_turn: bool) -> float:
+        """Return the share of expected growth to reserve."""
+        return self.single_turn_reserve if single_turn else self.reserve
+
+    def live_share(self, single_turn: bool) -> float:
+        """Return how many live trajectories a running slot may have."""
+        return self.single_turn_live_cap if single_turn else self.live_cap

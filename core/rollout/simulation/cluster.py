@@ -160,9 +160,7 @@ class Cluster:
                 assert live.replica is None, f"{action} while {live.request_id} is still in flight"
                 assert live.current is not None
                 live.replica, live.attempt = self.replicas[action.replica], action.attempt  # type: ignore[index]
-                live.replica.enqueue(
-                    Running(live.current, action.attempt, live.remaining, action.priority, now), now
-                )
+                live.replica.enqueue(Running(live.current, action.attempt, live.remaining, action.priority, now), now)
             elif isinstance(action, Abort) and live.replica is not None and live.attempt == action.attempt:
                 running = live.replica.requests[live.request_id, action.attempt]
                 self.outcome.migrations += 1

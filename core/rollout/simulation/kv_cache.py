@@ -45,9 +45,8 @@ class KvCache:
 
     def cached_tokens(self, prompt: Sequence[Segment]) -> int:
         """Return how many prompt tokens need no prefill: whole blocks, never the last token."""
-        node, found, total = self._root, 0, 0
-        for key, tokens in prompt:
-            total += tokens
+        node, found = self._root, 0
+        total = sum(tokens for _, tokens in prompt)
         for key, tokens in prompt:
             child = node.children.get(key)
             if child is None:

@@ -93,6 +93,12 @@ class Peer:
         self.left(record.turn, record.replica, result.ended)
         return True
 
+    def cancel(self, request_id: RequestId, now: float) -> None:
+        self._new = [turn for turn in self._new if turn.request_id != request_id]
+        record = self.requests.get(request_id)
+        if record is not None:
+            self.finished(request_id, record.attempt, TurnResult(0), now)
+
     def end_trajectory(self, trajectory: TrajectoryId, now: float) -> None:
         pass
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slipstream.core.rollout.requests import Segment
 from slipstream.core.rollout.simulation.recorded import (
+    Attempt,
     Tasks,
     TraceRequest,
     generated_tasks,
@@ -69,30 +70,58 @@ def multi_turn(data: Recordings, groups: int, seed: int, *, scale: int = 1, wait
     for group in range(groups):
         name = chance.choices(names, weights)[0]
         attempts = chance.choice(data.tasks(name))
-        opening = attempts[0].system_tokens + attempts[0].inputs[0]
-        common = _GROUP_SHARED.get(name)
-        for _ in range(GROUP_SIZE):
-            attempt = chance.choice(attempts)
-            if common is None:
-                shared = [Segment(("system", name), scale * attempt.system_tokens)]
-                first = attempt.inputs[0]
-            else:
-                shared = [
-                    Segment(("system", name), scale * common),
-                    Segment(("group", group), scale * max(opening - common, 1)),
-                ]
-                first = 0
-            stretch = _lognormal(chance, 0.15)
-            turns = tuple(
-                TurnWork(
-                    scale * (before if index else first),
-                    max(1, round(scale * output * stretch * _lognormal(chance, 0.25))),
-                    _wait(chance, waits),
-                )
-                for index, (before, output) in enumerate(zip(attempt.inputs, attempt.outputs, strict=True))
-            )
-            trajectories.append(Trajectory(len(trajectories), group, tuple(shared), turns))
+        _add_group(trajectories, chance, name, group, attempts, _GROUP_SHARED.get(name), scale, waits)
     return trajectories
+
+
+def recorded_groups(tasks: Tasks, groups: int, seed: int) -> list[Trajectory]:
+    """Groups of one recorded set: a group shares its task's system prompt, and all of the first prompt without one."""
+    chance = random.Random(seed)
+    trajectories: list[Trajectory] = []
+    for group in range(groups):
+        attempts = chance.choice(tasks)
+        common = None if attempts[0].system_tokens else 0
+        _add_group(trajectories, chance, "set", group, attempts, common, 1, 1.0)
+    return trajectories
+
+
+def _add_group(
+    trajectories: list[Trajectory],
+    chance: random.Random,
+    name: str,
+    group: int,
+    attempts: Sequence[Attempt],
+    common: int | None,
+    scale: int,
+    waits: float,
+) -> None:
+    """Append the samples of one group, each a resampled attempt.
+
+    :param common: tokens that the whole set shares when groups share their first prompt; None when only the system
+        prompt is shared.
+    """
+    opening = attempts[0].system_tokens + attempts[0].inputs[0]
+    for _ in range(GROUP_SIZE):
+        attempt = chance.choice(attempts)
+        if common is None:
+            shared = [Segment(("system", name, attempt.system_tokens), scale * attempt.system_tokens)]
+            first = attempt.inputs[0]
+        else:
+            shared = [
+                Segment(("system", name), scale * common),
+                Segment(("group", group), scale * max(opening - common, 1)),
+            ]
+            first = 0
+        stretch = _lognormal(chance, 0.15)
+        turns = tuple(
+            TurnWork(
+                scale * (before if index else first),
+                max(1, round(scale * output * stretch * _lognormal(chance, 0.25))),
+                _wait(chance, waits),
+            )
+            for index, (before, output) in enumerate(zip(attempt.inputs, attempt.outputs, strict=True))
+        )
+        trajectories.append(Trajectory(len(trajectories), group, tuple(shared), turns))
 
 
 def single_turn(data: Recordings, groups: int, seed: int, *, cap: int = 30_000) -> list[Trajectory]:
@@ -146,11 +175,15 @@ def step(make: Callable[[int], list[Trajectory]], name: str, seed: int) -> Workl
     return Workload(name, make(seed), lengths(make(seed + HISTORY_SEED)))
 
 
-def stream(requests: Sequence[TraceRequest], name: str, *, offset: int = 0, count: int = 3000, stretch: float = 1.0):
+def stream(
+    requests: Sequence[TraceRequest], name: str, *, offset: int = 0, count: int = 3000, stretch: float = 1.0
+) -> Workload:
     """Return an asynchronous workload from a trace: single turns at their times, times multiplied by `stretch`."""
     part = list(requests[offset : offset + count])
     if not part:
-        raise ValueError(f"{name}: the trace has {len(requests)} requests, none from {offset} on; choose a smaller offset")
+        raise ValueError(
+            f"{name}: the trace has {len(requests)} requests, none from {offset} on; choose a smaller offset"
+        )
     start = part[0].seconds
     return Workload(name, [_single(index, each, (each.seconds - start) * stretch) for index, each in enumerate(part)])
 

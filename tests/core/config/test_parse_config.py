@@ -49,7 +49,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sink": {}}, ["slipstream.weight_sink: unknown key; did you mean 'weight_sync'?"]),
         ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, events"]),
         ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter: not available in this version", "valid keys"]),
-        ({"router": {}}, ["slipstream.router: not available in this version"]),
+        ({"placement": {}}, ["slipstream.placement: not available in this version"]),
         ({"placement": {}}, ["slipstream.placement: not available in this version"]),
         (
             {"weight_sync": {"mode": "dela"}},
