@@ -44,6 +44,7 @@ class GroupOrder:
 
         self._pilot_tokens = 0
         self._mean = lengths.mean
+        self._observed = 0
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -52,6 +53,7 @@ class GroupOrder:
         """Forget the groups of the last step."""
         self._groups.clear()
         self._spread_allowed = use_head_start
+        self._observed = 0
         self._queue.reorder()
 
     def push(self, turn: Turn, footprint: float) -> None:
@@ -83,6 +85,10 @@ class GroupOrder:
             self._reserved -= self._footprints.pop(request_id)
             self._queue.remove(request_id)
 
+    def touch(self, group: GroupId) -> None:
+        """Learn that a group's predicted length has changed."""
+        self._queue.touch(group)
+
     def decoded(self, group: GroupId, tokens: int) -> None:
         """Learn how far a request of a group is."""
         if self._pilot_tokens and group in self._groups:
@@ -101,24 +107,31 @@ class GroupOrder:
             self._queue.reorder()
 
     def observe(self, replicas: Iterable[ReplicaState], live: int) -> None:
-        """Compare demand with capacity and choose the rules."""
+        """Compare demand with capacity and choose the rules; looks again once demand has changed by a percent."""
+        trajectories = len(self._queue) + live
+        if abs(trajectories - self._observed) * 100 <= self._observed:
+            return
+        self._observed = trajectories
         slots = kv = held = 0.0
         for state in replicas:
             slots += state.max_running
             kv += state.kv.effective
             held += state.footprints
         settings = self._settings
-        trajectories = len(self._queue) + live
-        crowded = trajectories > settings.overload * slots
-        heavy = self._reserved + held > settings.overload * settings.kv_share * kv
-        self.overloaded = crowded or heavy
-        spread = self._spread_allowed and self.overloaded and not self._lengths.single_turn
+        tokens = settings.kv_share * kv
+        demand = max(trajectories / slots, (self._reserved + held) / tokens) if slots else 0.0
+        self.overloaded = demand > settings.overload
+        spread = demand > settings.spread_from and self._spread_allowed
         pilot = 0
         if self._head_start is not None and slots:
             pilot = self._head_start.tokens(len(self._queue) / slots, self._lengths.mean)
         if spread != self._spread or pilot != self._pilot_tokens:
             self._spread, self._pilot_tokens = spread, pilot
             self._queue.reorder()
+
+    def replicas_changed(self) -> None:
+        """Say that capacity has changed."""
+        self._observed = 0
 
     def _priority(self, group: GroupId) -> Priority | None:
         progress = self._groups.get(group)

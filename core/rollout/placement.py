@@ -24,14 +24,13 @@ def place(
 
     Near ties go to the smallest predicted work, and ties of that to chance, so that idle replicas fan out (verl #7613).
     """
-    roomy: list[ReplicaState] = []
-    scores: list[float] = []
+    fewest = float("inf")
+    near: list[tuple[float, ReplicaState]] = []
+    group, penalty, share = turn.group, settings.sibling_penalty, settings.kv_share
     for state in replicas:
-        if state.has_room(footprint, turn.shared, settings.kv_share, live_cap):
-            roomy.append(state)
-            scores.append(len(state.live) + settings.sibling_penalty * state.groups.get(turn.group, 0))
-    if not roomy:
-        return None
-    limit = min(scores) + NEAR_TIE
-    near = [state for state, score in zip(roomy, scores, strict=True) if score <= limit]
-    return min(near, key=lambda state: (state.remaining, chance.random()))
+        score = len(state.live) + penalty * state.groups.get(group, 0)
+        if score <= fewest + NEAR_TIE and state.has_room(footprint, turn.shared, share, live_cap):
+            fewest = min(fewest, score)
+            near.append((score, state))
+    tied = [state for score, state in near if score <= fewest + NEAR_TIE]
+    return min(tied, key=lambda state: (state.remaining, chance.random())) if tied else None

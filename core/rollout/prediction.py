@@ -70,6 +70,8 @@ class Lengths:
 class _Group:
     finished: int = 0
     output: float = 0.0
+    long: dict[TrajectoryId, int] = field(default_factory=dict)
+    """Output tokens of live siblings that are already longer than the mean."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,8 @@ class LengthModel:
     """Predicts output tokens, turns and context growth.
 
     The mean of all trajectories is the last step's until `settled` of this step have ended; a group's is shrunk
-    towards it. An earlier epoch's mean for a prompt counts as `prior_weight` finished siblings.
+    towards it. Siblings that finished are the short ones; those that run on beyond the mean count with what they are
+    expected to reach, or a group with a long tail would look short. An earlier epoch's mean for a prompt counts as `prior_weight` finished siblings.
     """
 
     settled: int = 8
@@ -95,6 +98,9 @@ class LengthModel:
     mean_turns: float = 1.0
     _last: Lengths = field(default_factory=lambda: Lengths(()))
     _ended: list[FinishedLengths] = field(default_factory=list)
+    _sums: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Outputs, later inputs and turns of those that ended."""
+
     _groups: dict[GroupId, _Group] = field(default_factory=dict)
     _known: dict[GroupId, float] = field(default_factory=dict)
     _first_guess: dict[TrajectoryId, float] = field(default_factory=dict)
@@ -111,8 +117,11 @@ class LengthModel:
         remembered = list(history) or self._ended
         if remembered:
             self._last = Lengths(each.output_tokens for each in remembered)
-            self._set_ratios(remembered)
+            outputs = sum(each.output_tokens for each in remembered)
+            inputs = sum(each.later_input_tokens for each in remembered)
+            self._set_ratios(outputs, inputs, sum(each.turns for each in remembered), len(remembered))
         self._ended = []
+        self._sums = [0, 0, 0]
         self._groups.clear()
         self._first_guess.clear()
         self._known = dict(known or {})
@@ -126,17 +135,31 @@ class LengthModel:
         """Return the predicted output of a trajectory that has not started, and remember it for `errors`."""
         return self._first_guess.setdefault(trajectory, self.group_output(group))
 
+    def progress(self, trajectory: TrajectoryId, group: GroupId, produced: int) -> bool:
+        """Learn how long a live trajectory is; True when that changes what its siblings are predicted to be."""
+        if produced <= self.mean:
+            return False
+        record = self._groups.setdefault(group, _Group())
+        known = record.long.get(trajectory, 0)
+        if produced < 1.5 * known:
+            return False
+        record.long[trajectory] = produced
+        return True
+
     def ended(self, trajectory: TrajectoryId, group: GroupId, lengths: FinishedLengths) -> None:
         """Learn from a trajectory."""
         record = self._groups.setdefault(group, _Group())
+        record.long.pop(trajectory, None)
         record.finished += 1
         record.output += lengths.output_tokens
         self._ended.append(lengths)
+        for index, value in enumerate((lengths.output_tokens, lengths.later_input_tokens, lengths.turns)):
+            self._sums[index] += value
         guess = self._first_guess.pop(trajectory, None)
         if guess is not None:
             self.errors.add(guess, lengths.output_tokens)
-        if len(self._ended) % self.settled == 0:
-            self._set_ratios(self._ended)
+        if len(self._ended) >= self.settled:
+            self._set_ratios(*self._sums, len(self._ended))
         self._refresh()
 
     def group_output(self, group: GroupId) -> float:
@@ -152,9 +175,11 @@ class LengthModel:
         finished, output = self._siblings(group)
         scale = (output + 2 * self.mean) / (finished + 2) / self.mean
         scale = min(max(scale, 0.25), 4.0)
-        if self._last.values:
-            return max(8.0, scale * self._last.mean_excess(produced / scale))
-        return max(8.0, scale * self.mean - produced, 0.1 * produced)
+        return max(8.0, scale * self._excess(produced / scale))
+
+    def _excess(self, length: float) -> float:
+        """What a trajectory of average scale that has `length` tokens still has to come."""
+        return self._last.mean_excess(length) if self._last.values else max(self.mean - length, 0.1 * length)
 
     def growth(self, produced: float, group: GroupId) -> float:
         """Return by how many tokens a live trajectory's context is expected to grow."""
@@ -172,6 +197,9 @@ class LengthModel:
     def _siblings(self, group: GroupId) -> tuple[float, float]:
         record = self._groups.get(group)
         finished, output = (record.finished, record.output) if record is not None else (0, 0.0)
+        if record is not None and record.long:
+            finished += len(record.long)
+            output += sum(each + self._excess(each) for each in record.long.values())
         if group in self._known:
             finished += self.prior_weight
             output += self.prior_weight * self._known[group]
@@ -179,16 +207,15 @@ class LengthModel:
 
     def _refresh(self) -> None:
         if len(self._ended) >= self.settled:
-            self.mean = sum(each.output_tokens for each in self._ended) / len(self._ended)
+            self.mean = self._sums[0] / len(self._ended)
         elif self._last.values:
             self.mean = self._last.mean
         elif self._ended:
-            self.mean = sum(each.output_tokens for each in self._ended) / len(self._ended)
+            self.mean = self._sums[0] / len(self._ended)
         else:
             self.mean = self.default_output
         self.mean = max(self.mean, 1.0)
 
-    def _set_ratios(self, sample: list[FinishedLengths]) -> None:
-        output = sum(each.output_tokens for each in sample)
-        self.input_ratio = sum(each.later_input_tokens for each in sample) / max(output, 1)
-        self.mean_turns = sum(each.turns for each in sample) / len(sample)
+    def _set_ratios(self, outputs: int, inputs: int, turns: int, count: int) -> None:
+        self.input_ratio = inputs / max(outputs, 1)
+        self.mean_turns = turns / count

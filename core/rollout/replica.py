@@ -153,10 +153,10 @@ class ReplicaState:
             return False
         if not self.live:
             return True
-        if len(self.live) >= live_cap * self.max_running:
-            return False
         room = share * self.kv.effective - self.footprints - self.shared - footprint
-        return room >= 0 and room >= self.new_shared(segments)
+        if room < 0 or len(self.live) >= live_cap * self.max_running:
+            return False
+        return room >= self.new_shared(segments)
 
     def bind(self, live: Live) -> None:
         """Count a trajectory in."""

@@ -89,7 +89,7 @@ class CacheAwareRouter:
         self._aborts: list[Abort] = []
         self._order = GroupOrder(self.settings, self.lengths, self._random, head_start)
         self._bindings = self._pushes = 0
-        self._looked = float("-inf")
+        self._looked = self._checked = float("-inf")
         self.start_step(history, known)
 
     def start_step(self, history: Iterable[FinishedLengths] = (), known: Mapping[GroupId, float] | None = None) -> None:
@@ -108,6 +108,7 @@ class CacheAwareRouter:
             raise ValueError(f"replica {replica!r} is there already; remove it first")
         state = self.replicas[replica] = ReplicaState.of(replica, limits)
         state.heard = now
+        self._order.replicas_changed()
 
     def remove_replica(self, replica: ReplicaId, now: float) -> None:
         """Stop using a replica; its requests are bound elsewhere, those bound first in front.
@@ -117,6 +118,7 @@ class CacheAwareRouter:
         if replica not in self.replicas:
             raise KeyError(f"no replica {replica!r}; known: {', '.join(map(repr, self.replicas)) or 'none'}")
         self._evacuate(self.replicas.pop(replica))
+        self._order.replicas_changed()
 
     def _evacuate(self, state: ReplicaState) -> None:
         for live in list(state.live.values()):
@@ -190,7 +192,10 @@ class CacheAwareRouter:
             return
         record.live.decoded, record.live.resident = output_tokens, True
         self._hear(self.replicas[record.replica], now)
-        self._order.decoded(record.live.group, output_tokens)
+        live = record.live
+        if self.lengths.progress(live.trajectory, live.group, live.produced + live.stitched + output_tokens):
+            self._order.touch(live.group)
+        self._order.decoded(live.group, output_tokens)
 
     def finished(self, request_id: RequestId, attempt: int, result: TurnResult, now: float) -> bool:
         """Take an answer; False when it belongs to an earlier attempt and must be dropped.
@@ -289,6 +294,9 @@ class CacheAwareRouter:
         return actions
 
     def _find_stalled(self, now: float) -> None:
+        if now - self._checked < min(1.0, self.settings.stall_seconds):
+            return
+        self._checked = now
         for state in self.replicas.values():
             if state.in_flight and not state.stalled and now - state.heard > self.settings.stall_seconds:
                 state.stalled = True

@@ -27,9 +27,12 @@ class RouterSettings:
     single_turn_live_cap: float = 1.25
     """The same for single turns: only enough to keep the engine's own queue from running dry."""
 
+    spread_from: float = 1.0
+    """Demand over capacity from which every group first gets one sibling started: what has started tells how long the
+    rest of its group will be. Nobody is held."""
+
     overload: float = 3.0
-    """Demand over capacity from which returning turns go first in the engine's queue and, with several turns, every
-    group first gets one sibling started (nobody is held)."""
+    """Demand over capacity from which returning turns go first in the engine's own queue."""
 
     sibling_penalty: float = 2.0
     """How many live trajectories a live sibling on a replica counts for, so that groups spread."""
