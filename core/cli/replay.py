@@ -38,7 +38,9 @@ def load(data: Path | None, shape: str, groups: int, seed: int, *, stretch: floa
     if shape not in _SHAPES:
         raise ValueError(f"unknown workload {shape!r}; known: {', '.join(_SHAPES)}")
     if data is not None and not (data / "rollouts").is_dir():
-        raise ValueError(f"expected a file, or a folder that holds rollouts/, got {data}; leave it out to generate lengths")
+        raise ValueError(
+            f"expected a file, or a folder that holds rollouts/, got {data}; leave it out to generate lengths"
+        )
     make = _SHAPES[shape]
     return shapes.step(lambda at: make(shapes.Recordings(data), groups, at), shape, seed)
 

@@ -26,10 +26,16 @@ def place(
     """
     fewest = float("inf")
     near: list[tuple[float, ReplicaState]] = []
-    group, penalty, share = turn.group, settings.sibling_penalty, settings.kv_share
+    group, shared, penalty, share = turn.group, turn.shared, settings.sibling_penalty, settings.kv_share
     for state in replicas:
-        score = len(state.live) + penalty * state.groups.get(group, 0)
-        if score <= fewest + NEAR_TIE and state.has_room(footprint, turn.shared, share, live_cap):
+        live = len(state.live)
+        if live and (
+            live >= live_cap * state.max_running
+            or state.footprints + state.shared + footprint > share * state.kv.effective
+        ):
+            continue  # most replicas are full when this is called: has_room, less its call
+        score = live + penalty * state.groups.get(group, 0)
+        if score <= fewest + NEAR_TIE and state.has_room(footprint, shared, share, live_cap):
             fewest = min(fewest, score)
             near.append((score, state))
     tied = [state for score, state in near if score <= fewest + NEAR_TIE]
