@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,40 +40,38 @@ SMALL_MODEL = StepCosts(step=6e-3, request=0.06e-3, context=0.03e-6, prefill=0.0
 
 
 class CostFit:
-    """Recursive least squares over load reports, starting from prior constants and forgetting slowly.
+    """Recursive least squares over load reports, from prior constants that may be off by their own size.
 
-    A direction that reports do not excite (no prefill ever seen alone, say) keeps its prior. Constants are never
-    negative.
+    A direction that reports do not excite (no prefill so far, say) keeps its prior. Constants are never negative.
+
+    :param noise: relative deviation of a step's time from the model.
+    :param forgetting: weight of what is known already, at each report.
     """
 
-    _SCALES = np.array([1.0, 32.0, 32.0 * 4096, 2048.0, 2048.0**2])
-    """Typical features of one iteration, so that one prior strength suits all constants."""
-
-    def __init__(self, prior: StepCosts | None = None, *, prior_steps: float = 20.0, forgetting: float = 0.995) -> None:
-        prior = prior or StepCosts()
-        values = np.array([prior.step, prior.request, prior.context, prior.prefill, prior.prefill_quadratic])
-        self._theta = values * self._SCALES
-        self._covariance = np.eye(5) / prior_steps
-        self._forgetting = forgetting
-        self.costs = prior
+    def __init__(self, prior: StepCosts | None = None, *, noise: float = 0.05, forgetting: float = 0.995) -> None:
+        self.costs = prior or StepCosts()
         self.reports = 0
+        self._theta = np.array([getattr(self.costs, name) for name in _NAMES])
+        self._widest = np.maximum(self._theta, 1e-12) ** 2
+        self._covariance = np.diag(self._widest)
+        self._noise, self._forgetting = noise, forgetting
 
     def add(self, load: LoadReport) -> None:
         """Take a report; those without steps or time are ignored."""
         if load.steps <= 0 or not load.seconds > 0:
             return
-        features = np.array(
-            [load.steps, load.decode_tokens, load.context_tokens, load.prefill_tokens, load.prefill_quadratic], float
-        )
-        features /= load.steps * self._SCALES
+        totals = (load.steps, load.decode_tokens, load.context_tokens, load.prefill_tokens, load.prefill_quadratic)
+        features = np.array(totals, float) / load.steps
+        seconds = load.seconds / load.steps
         seen = self._covariance @ features
-        gain = seen / (self._forgetting + features @ seen)
-        self._theta = self._theta + gain * (load.seconds / load.steps - features @ self._theta)
-        self._covariance = (self._covariance - np.outer(gain, seen)) / self._forgetting
-        limit = 1e3 / max(float(np.trace(self._covariance)), 1e3)
-        self._covariance *= limit  # forgetting must not blow up directions that are never excited
-        constants = np.maximum(self._theta / self._SCALES, 0.0)
-        self.costs = replace(self.costs, **dict(zip(_NAMES, map(float, constants), strict=True)))
+        deviation = (self._noise * seconds) ** 2 / min(load.steps, 100)
+        gain = seen / (self._forgetting * deviation + features @ seen)
+        self._theta = np.maximum(self._theta + gain * (seconds - features @ self._theta), 0.0)
+        covariance = (self._covariance - np.outer(gain, seen)) / self._forgetting
+        # Forgetting must not blow up a direction that is never excited.
+        shrink = np.sqrt(np.minimum(1.0, self._widest / np.maximum(covariance.diagonal(), 1e-300)))
+        self._covariance = covariance * np.outer(shrink, shrink)
+        self.costs = StepCosts(*map(float, self._theta))
         self.reports += 1
 
 

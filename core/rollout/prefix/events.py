@@ -23,7 +23,7 @@ class BlocksStored:
     token_ids: tuple[int, ...]
     block_tokens: int
     plain: bool = True
-    """False for blocks of a LoRA adapter or another tier, which plain prompts do not hit."""
+    """False for blocks of a LoRA adapter, with images or salt, or of another tier: plain prompts do not hit those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +54,49 @@ class EventBatch:
     events: tuple[KvEvent, ...]
 
 
+_STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+"""Leading fields of an event that is encoded as an array."""
+
+
 def decode_batch(parts: Sequence[bytes]) -> EventBatch:
     """Decode one multipart message of either engine.
 
-    Both encode structs as arrays with the class name first: ``[timestamp, [event, ...], dp_rank]`` and
-    ``["BlockStored", hashes, parent, token ids, block size, lora id, medium, ...]``. Fields that later versions append
-    are ignored, and so are kinds of events that a prefix index has no use for.
+    The payload is ``[timestamp, [event, ...], dp_rank]``. vLLM 0.29 encodes an event as a map with the class name under
+    ``type``, SGLang 0.5.23 and older vLLM as an array that begins with it. Other fields are ignored, and so are kinds
+    of events that a prefix index has no use for.
 
     :raises ValueError: for anything else.
     """
     if len(parts) != 3 or len(parts[1]) != 8:
-        raise ValueError(
-            f"expected [topic, 8-byte sequence, payload], got parts of {[len(part) for part in parts]} bytes"
-        )
+        sizes = [len(part) for part in parts]
+        raise ValueError(f"expected [topic, 8-byte sequence, payload], got parts of {sizes} bytes")
     try:
         batch = msgspec.msgpack.decode(parts[2])
         events = tuple(event for each in batch[1] if (event := _event(each)) is not None)
-    except (msgspec.DecodeError, IndexError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"not a batch of KV events: {error}; is the endpoint an engine's kv_events publisher?"
+            f"not a batch of KV events: {error!r}; is the endpoint an engine's kv_events publisher?"
         ) from error
     rank = batch[2] if len(batch) > 2 else None
     return EventBatch(int.from_bytes(parts[1], "big"), rank, events)
 
 
-def _event(fields: list[Any]) -> KvEvent | None:
-    kind, *rest = fields
+def _event(encoded: Any) -> KvEvent | None:
+    if isinstance(encoded, dict):
+        kind, fields = encoded["type"], encoded
+    else:
+        kind, *rest = encoded
+        names = ("block_hashes", "medium") if kind == "BlockRemoved" else _STORED
+        fields = dict(zip(names, rest, strict=False))
     if kind == "AllBlocksCleared":
         return BlocksCleared()
+    if kind not in ("BlockStored", "BlockRemoved"):
+        return None
+    on_device = fields.get("medium") in DEVICE
+    hashes = tuple(fields["block_hashes"])
     if kind == "BlockRemoved":
-        medium = rest[1] if len(rest) > 1 else None
-        return BlocksRemoved(tuple(rest[0])) if medium in DEVICE else None
-    if kind == "BlockStored":
-        hashes, parent, token_ids, block_tokens = rest[:4]
-        lora, medium = (*rest[4:6], None, None)[:2]
-        return BlocksStored(tuple(hashes), parent, tuple(token_ids), block_tokens, lora is None and medium in DEVICE)
-    return None
+        return BlocksRemoved(hashes) if on_device else None
+    special = fields.get("lora_id") is not None or any(fields.get("extra_keys") or ())
+    tokens = tuple(fields["token_ids"])
+    parent = fields["parent_block_hash"]
+    return BlocksStored(hashes, parent, tokens, fields["block_size"], on_device and not special)

@@ -23,15 +23,16 @@ def lower_bound(workload: Workload, models: Sequence[EngineModel]) -> float:
         raise ValueError("the lower bound needs replicas that are alike")
     costs, limits = model.costs, model.limits
     longest = max(_alone(each, model) for each in workload.trajectories)
-    tokens = context = own = 0
+    tokens = decoded = context = own = 0
     for each in workload.trajectories:
         with_shared, own_only = _token_steps(each)
         tokens += each.output_tokens
+        decoded += each.output_tokens - len(each.turns)
         context += with_shared
         own += own_only
     iterations = max(tokens / limits.max_running, own / limits.kv_tokens)
     work = (
-        costs.request * tokens
+        costs.request * decoded
         + costs.context * context
         + costs.prefill * unique_prompt_tokens(workload)
         + costs.step * iterations
@@ -40,13 +41,14 @@ def lower_bound(workload: Workload, models: Sequence[EngineModel]) -> float:
 
 
 def _token_steps(trajectory: Trajectory) -> tuple[int, int]:
-    """Sum over generated tokens of the context, with and without shared segments."""
+    """Sum over decode steps of the context, with and without shared segments; a turn's first token is its prefill's."""
     own = total = 0
     for turn in trajectory.turns:
         own += turn.input_tokens
-        total += turn.output_tokens * own + turn.output_tokens * (turn.output_tokens - 1) // 2
+        steps = turn.output_tokens - 1
+        total += steps * own + steps * (steps + 1) // 2
         own += turn.output_tokens
-    return total + trajectory.shared_tokens * trajectory.output_tokens, total
+    return total + trajectory.shared_tokens * (trajectory.output_tokens - len(trajectory.turns)), total
 
 
 def _alone(trajectory: Trajectory, model: EngineModel) -> float:
@@ -60,4 +62,5 @@ def _alone(trajectory: Trajectory, model: EngineModel) -> float:
         if index + 1 < len(trajectory.turns):
             seconds += turn.wait_seconds
         position += turn.output_tokens
-    return seconds + trajectory.output_tokens * (costs.step + costs.request) + costs.context * context
+    decoded = trajectory.output_tokens - len(trajectory.turns)
+    return seconds + trajectory.output_tokens * costs.step + decoded * costs.request + costs.context * context

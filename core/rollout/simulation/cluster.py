@@ -182,7 +182,7 @@ class Cluster:
         live.own += produced
         live.remaining = running.remaining
         last = live.turn + 1 == len(live.trajectory.turns)
-        result = TurnResult(produced, last and not aborted, aborted)
+        result = TurnResult(produced, last and not aborted, aborted, running.cached)
         assert self.policy.finished(live.request_id, running.attempt, result, now)
         if aborted:
             live.current = self._turn(live)

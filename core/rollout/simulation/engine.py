@@ -61,6 +61,8 @@ class Running:
 
     decoding: bool = False
     admitted: int = 0
+    cached: int | None = None
+    """Prompt tokens found in the cache at its first admission."""
 
 
 @dataclass(slots=True)
@@ -108,10 +110,12 @@ class Replica:
         self._step = 0
         self._context = 0
         self._arrivals = self._admissions = 0
+        self._asleep = False
         self._run_start = 0.0
         self._run_steps = 0
         """Pure decode iterations under way; 0 for an iteration with prefill."""
         self._chunks: list[tuple[Running, int]] = []
+        self._chunk_quadratic = 0.0
         self._aborted: set[int] = set()
         self._load = [0, 0.0, 0, 0, 0, 0.0, 0]
 
@@ -127,7 +131,7 @@ class Replica:
         heapq.heappush(self._waiting, (request.priority, request.order, request))
         self.requests[request.turn.request_id, request.attempt] = request
         if self.next_event == math.inf:
-            self._begin(now)
+            self.next_event, self._asleep = now, True  # begins once everything that arrives now is here
         elif cut:
             self._cut(now)
 
@@ -148,6 +152,10 @@ class Replica:
 
     def advance_to(self, now: float) -> None:
         """End the iteration or run that ends now, and begin the next."""
+        if self._asleep:
+            self._asleep = False
+            self._begin(now)
+            return
         steps = self._run_steps or 1
         decoding = len(self._decoders)
         self._load[0] += steps
@@ -165,6 +173,9 @@ class Replica:
             done.append(heapq.heappop(self._decoders)[2])
         for request in done:
             self._leave(request, now)
+        self._load[4] += sum(taken for _, taken in self._chunks)
+        self._load[5] += self._chunk_quadratic
+        self._chunk_quadratic = 0.0
         for request, taken in self._chunks:
             self._prefilled(request, taken, now, done)
         self._chunks = []
@@ -297,6 +308,8 @@ class Replica:
         cached = self.cache.cached_tokens(request.prompt)
         request.context = sum(tokens for _, tokens in request.prompt)
         request.uncached = request.context - cached
+        if request.cached is None:
+            request.cached = cached
         request.path = self.cache.lock(request.prompt, now)
         self._admissions += 1
         request.admitted = self._admissions
@@ -311,8 +324,7 @@ class Replica:
         costs = self.model.costs
         quadratic = float(end * end - (end - taken) * (end - taken))
         self._chunks.append((request, taken))
-        self._load[4] += taken
-        self._load[5] += quadratic
+        self._chunk_quadratic += quadratic
         self.counters.prefill_tokens += taken
         return taken, costs.prefill * taken + costs.prefill_quadratic * quadratic
 
