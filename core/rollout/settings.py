@@ -46,7 +46,7 @@ class RouterSettings:
     move_gain_seconds: float = 0.5
     """... and this much on top, or ..."""
 
-    move_gain_share: float = 0.02
+    move_gain_share: float = 0.05
     """... this share of the home's finish estimate, whichever is more. For single turns."""
 
     multi_turn_gain_share: float = 0.1
