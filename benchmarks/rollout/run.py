@@ -21,6 +21,7 @@ import decisions
 from bars import Bar, Report, print_rows
 from cells import CELLS, SENSITIVITY, Cell
 from rich.console import Console
+
 from slipstream.core.rollout.simulation import shapes
 from slipstream.core.rollout.simulation.bound import lower_bound
 from slipstream.core.rollout.simulation.peers import PEERS
