@@ -40,19 +40,19 @@ CELLS = (
     Cell("multi-turn short, low load", shapes.multi_turn, 16, 0.98, seeds=16),
     Cell("multi-turn short, medium load", shapes.multi_turn, 64, 0.98, quick=True, seeds=16),
     Cell("multi-turn short, high load", shapes.multi_turn, 256, 1.8, True),
-    Cell("multi-turn short, very high load", shapes.multi_turn, 1024, 1.8),
+    Cell("multi-turn short, very high load", shapes.multi_turn, 1024, 1.8, seeds=3),
     Cell("multi-turn long, low load", MULTI_TURN_LONG, 6, 0.98, seeds=16),
     Cell("multi-turn long, medium load", MULTI_TURN_LONG, 20, 1.15, quick=True, seeds=16),
     Cell("multi-turn long, high load", MULTI_TURN_LONG, 80, 1.75, True),
-    Cell("multi-turn long, very high load", MULTI_TURN_LONG, 160, 1.75),
+    Cell("multi-turn long, very high load", MULTI_TURN_LONG, 160, 1.75, seeds=3),
     Cell("single-turn long tail, low load", shapes.single_turn, 16, 0.98, seeds=16),
     Cell("single-turn long tail, medium load", shapes.single_turn, 64, 0.98, quick=True, seeds=16),
     Cell("single-turn long tail, high load", shapes.single_turn, 256, 1.03, True),
-    Cell("single-turn long tail, very high load", shapes.single_turn, 1024, 0.98),
+    Cell("single-turn long tail, very high load", shapes.single_turn, 1024, 0.98, seeds=3),
     Cell("shared heavy prompt, low load", shapes.heavy_prompt, 16, 0.98, seeds=16),
     Cell("shared heavy prompt, medium load", shapes.heavy_prompt, 64, 0.98, seeds=16),
     Cell("shared heavy prompt, high load", shapes.heavy_prompt, 256, 1.0, True),
-    Cell("shared heavy prompt, very high load", shapes.heavy_prompt, 1024, 1.0),
+    Cell("shared heavy prompt, very high load", shapes.heavy_prompt, 1024, 1.0, seeds=3),
 )
 
 

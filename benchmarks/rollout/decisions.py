@@ -6,6 +6,8 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from slipstream.core.rollout import (
     CacheAwareRouter,
@@ -16,6 +18,8 @@ from slipstream.core.rollout import (
     Turn,
     TurnResult,
 )
+
+Result = TypeVar("Result")
 
 REPLICAS, QUEUED, GROUP = 64, 10_000, 8
 FIRST_TOKENS, OUTPUT_TOKENS = 500, 400
@@ -50,30 +54,16 @@ def measure(rounds: int) -> list[dict[str, object]]:
     bytes_used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     trajectories = 64 * REPLICAS * 2 + QUEUED
-    running = [dispatch for dispatch in in_flight.values()]
+    running = list(in_flight.values())
     now = 0.0
     returns, ends, waiting = [], [], router.waiting
     for index in range(rounds):
-        dispatch = running[index % len(running)]
-        trajectory, number = dispatch.request_id  # type: ignore[misc]
-        now += 1e-3
-
-        def come_back(dispatch: Dispatch = dispatch, trajectory: int = trajectory, number: int = number) -> None:
-            router.finished(dispatch.request_id, dispatch.attempt, TurnResult(OUTPUT_TOKENS), now)
-            router.submit(_turn(trajectory, number + 1, FIRST_TOKENS + 500), now)
-            actions = [action for action in router.poll(now) if isinstance(action, Dispatch)]
-            running[index % len(running)] = actions[0]
-
-        returns.append(_timed(come_back))
-
-    for index in range(min(rounds, len(running))):
-        dispatch = running[index]
-
-        def end(dispatch: Dispatch = dispatch) -> None:
-            router.finished(dispatch.request_id, dispatch.attempt, TurnResult(OUTPUT_TOKENS, ended=True), now)
-            router.poll(now)
-
-        ends.append(_timed(end))
+        at = index % len(running)
+        back = partial(_come_back, router, running[at], now + 1e-3 * index)
+        microseconds, running[at] = _timed(back)
+        returns.append(microseconds)
+    for dispatch in running[:rounds]:
+        ends.append(_timed(partial(_end, router, dispatch, now + 1e-3 * rounds))[0])
     assert waiting >= QUEUED, waiting
     assert router.waiting < waiting, "no trajectory was admitted"
     row = {"kind": "decision", "replicas": REPLICAS, "queued": waiting, "bytes a trajectory": bytes_used / trajectories}
@@ -83,10 +73,22 @@ def measure(rounds: int) -> list[dict[str, object]]:
     ]
 
 
-def _timed(call: Callable[[], None]) -> float:
+def _come_back(router: CacheAwareRouter, dispatch: Dispatch, now: float) -> Dispatch:
+    trajectory, number = dispatch.request_id  # type: ignore[misc]
+    router.finished(dispatch.request_id, dispatch.attempt, TurnResult(OUTPUT_TOKENS), now)
+    router.submit(_turn(trajectory, number + 1, FIRST_TOKENS + 500), now)
+    return next(action for action in router.poll(now) if isinstance(action, Dispatch))
+
+
+def _end(router: CacheAwareRouter, dispatch: Dispatch, now: float) -> None:
+    router.finished(dispatch.request_id, dispatch.attempt, TurnResult(OUTPUT_TOKENS, ended=True), now)
+    router.poll(now)
+
+
+def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
     start = time.thread_time_ns()
-    call()
-    return (time.thread_time_ns() - start) / 1e3
+    result = call()
+    return (time.thread_time_ns() - start) / 1e3, result
 
 
 def _summary(microseconds: list[float]) -> dict[str, float]:

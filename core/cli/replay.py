@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from slipstream.core.rollout.simulation.cluster import Outcome
 from slipstream.core.rollout.simulation.engine import EngineModel
 from slipstream.core.rollout.simulation.recorded import read_rollouts, read_trace
 from slipstream.core.rollout.simulation.replay import POLICIES, percentile, replay
-from slipstream.core.rollout.simulation.workload import Workload
+from slipstream.core.rollout.simulation.workload import Trajectory, Workload
 
-_SHAPES = {
+_SHAPES: dict[str, Callable[[shapes.Recordings, int, int], list[Trajectory]]] = {
     "multi_turn": shapes.multi_turn,
     "multi_turn_long": partial(shapes.multi_turn, scale=6),
     "single_turn": shapes.single_turn,

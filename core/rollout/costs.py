@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.core.rollout.requests import LoadReport
 
@@ -40,9 +41,10 @@ SMALL_MODEL = StepCosts(step=6e-3, request=0.06e-3, context=0.03e-6, prefill=0.0
 
 
 class CostFit:
-    """Recursive least squares over load reports, from prior constants that may be off by their own size.
+    """Least squares over load reports, from prior constants that may be off by their own size.
 
-    A direction that reports do not excite (no prefill so far, say) keeps its prior. Constants are never negative.
+    Keeps the normal equations, so that what was reported long ago fades and a direction that reports do not excite (no
+    prefill so far, say) keeps its prior. Constants are never negative.
 
     :param noise: relative deviation of a step's time from the model.
     :param forgetting: weight of what is known already, at each report.
@@ -51,9 +53,10 @@ class CostFit:
     def __init__(self, prior: StepCosts | None = None, *, noise: float = 0.05, forgetting: float = 0.995) -> None:
         self.costs = prior or StepCosts()
         self.reports = 0
-        self._theta = np.array([getattr(self.costs, name) for name in _NAMES])
-        self._widest = np.maximum(self._theta, 1e-12) ** 2
-        self._covariance = np.diag(self._widest)
+        # In units of the prior, so that all constants have one size.
+        self._scale = np.maximum([getattr(self.costs, name) for name in _NAMES], 1e-12)
+        self._information = np.zeros((len(_NAMES), len(_NAMES)))
+        self._moments = np.zeros(len(_NAMES))
         self._noise, self._forgetting = noise, forgetting
 
     def add(self, load: LoadReport) -> None:
@@ -61,18 +64,25 @@ class CostFit:
         if load.steps <= 0 or not load.seconds > 0:
             return
         totals = (load.steps, load.decode_tokens, load.context_tokens, load.prefill_tokens, load.prefill_quadratic)
-        features = np.array(totals, float) / load.steps
         seconds = load.seconds / load.steps
-        seen = self._covariance @ features
-        deviation = (self._noise * seconds) ** 2 / min(load.steps, 100)
-        gain = seen / (self._forgetting * deviation + features @ seen)
-        self._theta = np.maximum(self._theta + gain * (seconds - features @ self._theta), 0.0)
-        covariance = (self._covariance - np.outer(gain, seen)) / self._forgetting
-        # Forgetting must not blow up a direction that is never excited.
-        shrink = np.sqrt(np.minimum(1.0, self._widest / np.maximum(covariance.diagonal(), 1e-300)))
-        self._covariance = covariance * np.outer(shrink, shrink)
-        self.costs = StepCosts(*map(float, self._theta))
+        features = self._scale * np.array(totals, float) / (load.steps * seconds)  # relative: the target is 1
+        weight = min(load.steps, 100) / self._noise**2
+        self._information = self._forgetting * self._information + weight * np.outer(features, features)
+        self._moments = self._forgetting * self._moments + weight * features
+        self.costs = StepCosts(*map(float, self._solve() * self._scale))
         self.reports += 1
+
+    def _solve(self) -> npt.NDArray[np.float64]:
+        """The constants in units of the prior; those that would be negative are 0 and the others fitted again."""
+        information = self._information + np.eye(len(_NAMES))
+        moments = self._moments + 1.0
+        used = np.ones(len(_NAMES), bool)
+        while True:
+            found = np.zeros(len(_NAMES))
+            found[used] = np.linalg.solve(information[np.ix_(used, used)], moments[used])
+            if (found >= 0).all():
+                return found
+            used &= found >= 0
 
 
 _NAMES = ("step", "request", "context", "prefill", "prefill_quadratic")

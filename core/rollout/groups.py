@@ -136,9 +136,8 @@ class GroupOrder:
     def _priority(self, group: GroupId) -> Priority | None:
         progress = self._groups.get(group)
         started = progress is not None and progress.started > 0
-        if started and self._pilot_tokens and progress is not None:
-            if progress.longest < self._pilot_tokens and not progress.ended:
-                return None
+        if progress is not None and started and not progress.ended and progress.longest < self._pilot_tokens:
+            return None
         return (float(self._spread and started), -self._lengths.group_output(group))
 
     def _progress(self, group: GroupId) -> _Progress:

@@ -80,7 +80,8 @@ class LengthModel:
 
     The mean of all trajectories is the last step's until `settled` of this step have ended; a group's is shrunk
     towards it. Siblings that finished are the short ones; those that run on beyond the mean count with what they are
-    expected to reach, or a group with a long tail would look short. An earlier epoch's mean for a prompt counts as `prior_weight` finished siblings.
+    expected to reach, or a group with a long tail would look short. An earlier epoch's mean for a prompt counts as
+    `prior_weight` finished siblings.
     """
 
     settled: int = 8
@@ -159,7 +160,8 @@ class LengthModel:
         if guess is not None:
             self.errors.add(guess, lengths.output_tokens)
         if len(self._ended) >= self.settled:
-            self._set_ratios(*self._sums, len(self._ended))
+            outputs, inputs, turns = self._sums
+            self._set_ratios(outputs, inputs, turns, len(self._ended))
         self._refresh()
 
     def group_output(self, group: GroupId) -> float:

@@ -43,9 +43,10 @@ def replay(
 
     :raises RuntimeError: when a policy did other work than the workload holds.
     """
+    factories = {name: factory(name, workload, seed, settings) for name in policies}
     outcomes = {}
-    for name in policies:
-        outcome = Cluster(workload, factory(name, workload, seed, settings), models).run()
+    for name, make in factories.items():
+        outcome = Cluster(workload, make, models).run()
         work = (outcome.trajectories, outcome.turns, outcome.output_tokens)
         expected = (len(workload.trajectories), workload.turns, workload.output_tokens)
         if work != expected:

@@ -27,7 +27,7 @@ GROUP_SIZE = 8
 HISTORY_SEED = 100_000
 """Added to a seed for the step before."""
 
-_MIX = (("tau_airline", 0.3), ("tau_retail_variants", 0.4), ("mint_alfworld_mixtral", 0.2), ("sweagent_demos", 0.1))
+_MIX = {"tau_airline": 0.3, "tau_retail_variants": 0.4, "mint_alfworld_mixtral": 0.2, "sweagent_demos": 0.1}
 _GROUP_SHARED = {"mint_alfworld_mixtral": 181, "sweagent_demos": 5}
 """Sets whose groups share the whole first prompt, and how much of it the whole set shares."""
 
@@ -65,10 +65,9 @@ def multi_turn(data: Recordings, groups: int, seed: int, *, scale: int = 1, wait
     :param waits: multiplies tool waits (median 1 s, 0.3 to 5 s).
     """
     chance = random.Random(seed)
-    names, weights = zip(*_MIX, strict=True)
     trajectories: list[Trajectory] = []
     for group in range(groups):
-        name = chance.choices(names, weights)[0]
+        name = chance.choices(list(_MIX), list(_MIX.values()))[0]
         attempts = chance.choice(data.tasks(name))
         _add_group(trajectories, chance, name, group, attempts, _GROUP_SHARED.get(name), scale, waits)
     return trajectories

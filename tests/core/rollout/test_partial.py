@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from slipstream.core.rollout import Part, Span, continuation, stitch
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from slipstream.core.rollout import ReplicaLimits, Segment, Turn, TurnResult
 from slipstream.core.rollout.simulation.peers import PEERS
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slipstream.core.rollout import FinishedLengths, HeadStart, LengthModel, StepCosts, StudiedGain
 from slipstream.core.rollout.finish import finish_seconds, finish_seconds_reference
 from slipstream.core.rollout.prediction import Lengths

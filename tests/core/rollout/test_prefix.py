@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from slipstream.core.rollout.prefix import (
     BlocksCleared,
     BlocksRemoved,
@@ -160,7 +161,7 @@ def test_sglangs_events_decode():
 
 @pytest.mark.parametrize("parts", [[b""], [b"", b"1234567", b""], [b"", bytes(8), b"\xc1"], [b"", bytes(8), b"\x01"]])
 def test_what_is_no_batch_is_refused(parts):
-    with pytest.raises(ValueError, match="expected|not a batch"):
+    with pytest.raises(ValueError, match=r"expected|not a batch"):
         decode_batch(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from slipstream.core.rollout import (
     Abort,
     CacheAwareRouter,
@@ -15,6 +16,7 @@ from slipstream.core.rollout import (
     ReplicaLimits,
     RouterSettings,
     Segment,
+    StepCosts,
     Turn,
     TurnResult,
 )
@@ -230,7 +232,8 @@ def test_everything_that_is_aborted_comes_back_with_what_it_had():
 
 
 def test_a_migration_aborts_once_and_goes_on_at_the_target():
-    made = CacheAwareRouter(history=[FinishedLengths(n, 0, 1) for n in range(1000, 9000, 500)])
+    history = [FinishedLengths(n, 0, 1) for n in range(1000, 9000, 500)]
+    made = CacheAwareRouter(history=history, costs=StepCosts(request=5e-3))
     for name in range(2):
         made.add_replica(name, ReplicaLimits(100_000, 8), 0.0)
     for name in range(8):

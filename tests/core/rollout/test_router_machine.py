@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from slipstream.core.rollout import (
     Abort,
     CacheAwareRouter,
@@ -55,10 +56,11 @@ class RouterMachine(RuleBasedStateMachine):
             client = self.clients.get(action.request_id[0])
             if isinstance(action, Abort):
                 self.aborting.add((action.request_id, action.attempt))
-                if client is not None and client.dispatch is not None and client.dispatch.attempt == action.attempt:
-                    if action.replica not in self.alive or self.router.replicas[action.replica].stalled:
-                        self.late.append(client.dispatch)
-                        client.dispatch = None
+                lost = action.replica not in self.alive or self.router.replicas[action.replica].stalled
+                current = client.dispatch if client is not None else None
+                if lost and client is not None and current is not None and current.attempt == action.attempt:
+                    self.late.append(current)
+                    client.dispatch = None
                 continue
             assert client is not None, f"{action} for a trajectory that is gone"
             assert client.request == action.request_id, f"{action} answers nothing that {client} asked"

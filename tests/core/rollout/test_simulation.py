@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import random
 from dataclasses import replace
 
 import pytest
-from slipstream.core.rollout import CacheAwareRouter, LoadReport, ReplicaLimits, RouterSettings, Segment
+
+from slipstream.core.rollout import (
+    CacheAwareRouter,
+    CostFit,
+    LoadReport,
+    ReplicaLimits,
+    RouterSettings,
+    Segment,
+    StepCosts,
+)
 from slipstream.core.rollout.simulation import shapes
 from slipstream.core.rollout.simulation.bound import lower_bound
 from slipstream.core.rollout.simulation.cluster import Cluster
@@ -192,3 +204,21 @@ def test_empty_reports_teach_nothing():
     router.report(0, LoadReport(), 1.0)
     assert router.costs.costs == before
     assert router.costs.reports == 0
+
+
+def test_the_cost_fit_stays_sane_over_any_reports():
+    """Long runs of equal reports, idle gaps and single steps: constants stay finite and predict what is seen."""
+    fit = CostFit()
+    chance = random.Random(2)
+    real = StepCosts(step=5e-3, request=0.2e-3, context=0.02e-6)
+    for index in range(5000):
+        decoding = 1 if index < 3000 else chance.randrange(1, 65)
+        context = 1000 * decoding
+        steps = chance.choice((1, 50, 100_000))
+        seconds = steps * (real.step + real.request * decoding + real.context * context) * chance.uniform(0.9, 1.1)
+        fit.add(LoadReport(steps, seconds, steps * decoding, steps * context))
+    got = fit.costs
+    assert all(math.isfinite(each) and each >= 0 for each in dataclasses.astuple(got))
+    for decoding in (4, 60):
+        expected = real.step + real.request * decoding + real.context * 1000 * decoding
+        assert got.step + (got.request + got.context * 1000) * decoding == pytest.approx(expected, rel=0.1)

@@ -194,6 +194,7 @@ REFUSED = {
     "disaggregation": (["+slipstream=sync", "actor_rollout_ref.rollout.disaggregation.enabled=true"], "disaggregation"),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
+    "router": (["+slipstream=sync", "slipstream/router=cache_aware"], "no load balancer for verl yet"),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
     "a setting alone": (["+slipstream.weight_sync.audit_every=10"], "add +slipstream=sync"),
     "the event log alone": (["+slipstream.events=run.jsonl"], "add +slipstream=sync"),
