@@ -49,7 +49,7 @@ class RouterSettings:
     move_gain_share: float = 0.05
     """... this share of the home's finish estimate, whichever is more. For single turns."""
 
-    multi_turn_gain_share: float = 0.1
+    multi_turn_gain_share: float = 0.25
     """The same for trajectories of several turns, whose remaining work is harder to tell."""
 
     imbalance: float = 0.02
