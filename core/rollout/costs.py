@@ -40,6 +40,10 @@ SMALL_MODEL = StepCosts(step=6e-3, request=0.06e-3, context=0.03e-6, prefill=0.0
 """Constants of the size of an 8B model's; a guess, used to see how far results depend on the constants."""
 
 
+MOST = 20.0
+"""A report whose steps took longer than this many times the expected (the machine was away) counts as this."""
+
+
 class CostFit:
     """Least squares over load reports, from prior constants that may be off by their own size.
 
@@ -64,11 +68,14 @@ class CostFit:
         if load.steps <= 0 or not load.seconds > 0:
             return
         totals = (load.steps, load.decode_tokens, load.context_tokens, load.prefill_tokens, load.prefill_quadratic)
-        seconds = load.seconds / load.steps
-        features = self._scale * np.array(totals, float) / (load.steps * seconds)  # relative: the target is 1
+        features = self._scale * np.array(totals, float) / load.steps
+        # In units of the expected time, not of the observed: that would favour whatever happened to be fast.
+        expected = max(float(features @ self._solve()), 1e-9)
+        features /= expected
+        target = min(load.seconds / load.steps / expected, MOST)
         weight = min(load.steps, 100) / self._noise**2
         self._information = self._forgetting * self._information + weight * np.outer(features, features)
-        self._moments = self._forgetting * self._moments + weight * features
+        self._moments = self._forgetting * self._moments + weight * target * features
         self.costs = StepCosts(*map(float, self._solve() * self._scale))
         self.reports += 1
 
