@@ -19,7 +19,7 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test bench-sync bench-graph check format clean
+.PHONY: help env demo test bench-sync bench-graph bench-rollout check format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench-graph: env ## pipelines sharing a cluster, simulated, beside other schedul
 	@test -d .venv/ortools || $(BIN)/python -m pip install --quiet --no-deps --no-input --disable-pip-version-check \
 		--target .venv/ortools -r env/ortools.lock
 	@PYTHONPATH=.venv/ortools $(BIN)/python benchmarks/graph/run.py $(ARGS)
+
+bench-rollout: env ## rollout scheduling, simulated, beside six other routers (ARGS="--quick --data DIR"; fails when a bar is missed)
+	@PYTHONPATH=benchmarks/sync $(BIN)/python benchmarks/rollout/run.py $(ARGS)
 
 check: env ## lint, formatting and types
 	@echo "check: ruff"

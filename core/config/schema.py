@@ -65,6 +65,30 @@ class WeightSyncConfig:
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """Who decides which rollout replica serves a request, and when (``slipstream.router``)."""
+
+    node_path: ClassVar[str] = "slipstream.router"
+
+    mode: Literal["cache_aware", "native"] = "native"
+    """``cache_aware`` admits trajectories so that their contexts stay in the replicas' caches, ``native`` leaves the
+    framework's own load balancer untouched."""
+
+    weights: Literal["reset", "keep"] = "reset"
+    """What a weight update does to cached prefixes: ``reset`` when engines drop them, ``keep`` when they serve on from
+    old ones."""
+
+    stall_seconds: float = field(default=600.0, metadata=above(0))
+    """A replica with requests that was not heard of for so long is treated as lost until it is heard again."""
+
+    seed: int = field(default=0, metadata=at_least(0))
+    """Of the tie breaks."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+
+
+@dataclass(frozen=True)
 class SlipstreamConfig:
     """The whole ``slipstream`` node."""
 
@@ -72,6 +96,9 @@ class SlipstreamConfig:
 
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """How trained weights reach the rollout engines."""
+
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """Who decides which rollout replica serves a request, and when."""
 
     events: str | None = None
     """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it

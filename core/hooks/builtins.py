@@ -7,5 +7,6 @@ from typing import Final
 BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (
     ("weights", "slipstream.core.weights.plugin"),
     ("graph", "slipstream.core.graph.plugin"),
+    ("rollout", "slipstream.core.rollout.plugin"),
 )
 """Name and module of each built-in plugin."""

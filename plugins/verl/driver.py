@@ -98,6 +98,11 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
+    if slipstream.router.mode != "native":
+        raise ConfigError(
+            f"slipstream.router.mode={slipstream.router.mode}: expected native, this version has no load balancer for "
+            "verl yet; leave out slipstream/router (slipstream replay shows what the router would do)"
+        )
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(

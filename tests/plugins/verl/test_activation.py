@@ -207,6 +207,7 @@ REFUSED = {
     ),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
+    "router": (["+slipstream=sync", "slipstream/router=cache_aware"], "no load balancer for verl yet"),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
     "an unknown transport": (["+slipstream=sync", "slipstream.weight_sync.transport=shm"], "torch_distributed, zeromq"),
     "an unknown file system": (["+slipstream=sync", "slipstream.weight_sync.chain=nosuchfs://a/b"], "nosuchfs"),
