@@ -1,0 +1,230 @@
+"""Which token comes next, how likely, and what the real token teaches.
+
+Candidates vote with weights that are products of learned factors (scope x match length, match length x agreement
+behind an edit, scope x rank by recency); the escape weight stands for "none of them". The share of the leading token
+is calibrated by counts, then by logit offsets of the tokens involved: which kinds of token are predictable (keys of a
+JSON object against its values) is stable over tasks. Every emitted token teaches exactly one stored prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.drafter.arrays import Learned, Rows, Store
+from slipstream.core.drafter.compiled import inlined
+from slipstream.core.drafter.contexts import is_known
+
+LENGTH_BUCKETS: Final = 12
+SKIP_BUCKETS: Final = 4
+SCOPES: Final = 4
+RANKS: Final = 3
+SHARE_BINS: Final = 24
+OFFSET_TABLES: Final = 4
+OFFSET_ENTRIES: Final = 1 << 16
+
+VOTE_RATE: Final = 0.05
+VOTE_LIMIT: Final = 3000.0
+OFFSET_RATE: Final = 0.5
+PRIOR_TRIES: Final = 6.0
+PRIOR_LIMIT: Final = 0.9
+MOST_TRIES: Final = 400.0
+
+SKIP_BASE: Final = SCOPES * LENGTH_BUCKETS
+RANK_BASE: Final = SKIP_BASE + LENGTH_BUCKETS * SKIP_BUCKETS
+ESCAPE_BASE: Final = RANK_BASE + SCOPES * RANKS
+
+
+def new_learned() -> Learned:
+    """The state before anything was observed."""
+    vote = np.ones(ESCAPE_BASE + LENGTH_BUCKETS, np.float64)
+    vote[:SKIP_BASE] = np.exp(np.tile(np.linspace(-2, 3, LENGTH_BUCKETS), SCOPES))
+    vote[SKIP_BASE:RANK_BASE] = np.exp(np.tile([0.0, 0.3, 0.8, 1.2], LENGTH_BUCKETS))
+    vote[RANK_BASE:ESCAPE_BASE] = np.exp(np.tile([0.3, 0.0, -0.3], SCOPES))
+    return Learned(
+        vote.astype(np.float32),
+        np.zeros((LENGTH_BUCKETS * SHARE_BINS, 2), np.float32),
+        np.zeros((OFFSET_TABLES * OFFSET_ENTRIES, 2), np.float32),
+    )
+
+
+@inlined
+def length_bucket(match: int) -> int:
+    """0, 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-24, 25-31, 32 and more."""
+    if match <= 4:
+        return match
+    if match <= 8:
+        return 5 + (match - 5) // 2
+    if match <= 16:
+        return 7 + (match - 9) // 4
+    return 9 if match <= 24 else 10 if match < 32 else 11
+
+
+@inlined
+def skip_bucket(skip: int) -> int:
+    """0, 1-2, 3-6, 7 and more."""
+    return 0 if skip == 0 else 1 if skip <= 2 else 2 if skip <= 6 else 3
+
+
+@inlined
+def offset_entry(table: int, a: int, b: int) -> int:
+    """Entry of an offset table for two tokens."""
+    h = np.uint64(a + 2) * np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(31)) ^ np.uint64(b + 2)) * np.uint64(0xD6E8FEB86659FD93)
+    return table * OFFSET_ENTRIES + np.int64(h >> np.uint64(48))
+
+
+@inlined
+def predict(
+    store: Store,
+    rows: Rows,
+    learned: Learned,
+    row: int,
+    depth: int,
+    last: int,
+    before_last: int,
+    values: NDArray[np.int32],
+    totals: NDArray[np.float32],
+) -> float:
+    """Choose the leading token at a draft position and return its calibrated probability, 0 without candidates.
+
+    weight of a candidate = product of its factors; share of a token = its weights / (all weights + escape)
+    logit(p) = logit(calibrated share) + sum of the offsets of (top), (last), (last, top), (last two)
+
+    :param values: int32[CANDIDATES], scratch; `totals`: float32[CANDIDATES], scratch.
+    """
+    prediction = rows.prediction[row, depth]
+    kinds = 0
+    longest = 0
+    total = np.float32(0)
+    ranks = np.int64(0)  # a byte a scope
+    for i in range(prediction.count):
+        candidate = rows.candidate[row, depth, i]
+        position = candidate.position
+        if not is_known(store, position):
+            candidate.token = -1
+            continue
+        token = store.token[position]
+        scope = np.int64(candidate.scope)
+        match = candidate.match
+        longest = max(longest, match)
+        length = length_bucket(match)
+        rank = min((ranks >> (8 * scope)) & 255, RANKS - 1)
+        ranks += 1 << (8 * scope)
+        by_length = scope * LENGTH_BUCKETS + length
+        by_skip = SKIP_BASE + length * SKIP_BUCKETS + skip_bucket(candidate.skip)
+        by_rank = RANK_BASE + scope * RANKS + rank
+        weight = learned.vote[by_length] * learned.vote[by_skip] * learned.vote[by_rank]
+        candidate.by_length = by_length
+        candidate.by_skip = by_skip
+        candidate.by_rank = by_rank
+        candidate.token = token
+        candidate.weight = weight
+        total += weight
+        kind = 0
+        while kind < kinds and values[kind] != token:
+            kind += 1
+        if kind == kinds:
+            values[kind] = token
+            totals[kind] = weight
+            kinds += 1
+        else:
+            totals[kind] += weight
+    if kinds == 0:
+        prediction.top = -1
+        prediction.probability = 0
+        return 0.0
+    best = 0
+    for kind in range(1, kinds):
+        if totals[kind] > totals[best]:
+            best = kind
+    top = values[best]
+    length = length_bucket(longest)
+    escape = learned.vote[ESCAPE_BASE + length]
+    share = totals[best] / (total + escape)
+    share_bin = int(2 * math.log(share / (1 - share)) + SHARE_BINS / 2)
+    cell = length * SHARE_BINS + max(0, min(SHARE_BINS - 1, share_bin))
+    p = (learned.accepted[cell, 0] + PRIOR_TRIES * min(share, PRIOR_LIMIT)) / (learned.accepted[cell, 1] + PRIOR_TRIES)
+    p = max(1e-4, min(1 - 1e-4, p))
+    prediction.top = top
+    prediction.escape = escape
+    prediction.cell = cell
+    prediction.of_top = offset_entry(0, top, 0)
+    prediction.of_last = offset_entry(1, last, 0)
+    prediction.of_pair = offset_entry(2, last, top)
+    prediction.of_last_two = offset_entry(3, last, before_last)
+    logit = (
+        math.log(p / (1 - p))
+        + learned.offset[prediction.of_top, 0]
+        + learned.offset[prediction.of_last, 0]
+        + learned.offset[prediction.of_pair, 0]
+        + learned.offset[prediction.of_last_two, 0]
+    )
+    probability = 1 / (1 + math.exp(-logit))
+    prediction.probability = probability
+    return probability
+
+
+@inlined
+def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None:
+    """Teach the prediction at a draft position that token `real` came.
+
+    vote: one step of gradient on log P(real), in the logarithm of each factor
+    counts: the cell of (longest match, share) was tried, and right when the leading token came
+    offsets: each moves by rate / sqrt(1 + tries / 4) times the error
+    """
+    prediction = rows.prediction[row, depth]
+    if prediction.top < 0:
+        return
+    all_weight = prediction.escape
+    right_weight = np.float32(0)
+    for i in range(prediction.count):
+        candidate = rows.candidate[row, depth, i]
+        if candidate.token >= 0:
+            all_weight += candidate.weight
+            if candidate.token == real:
+                right_weight += candidate.weight
+    for i in range(prediction.count):
+        candidate = rows.candidate[row, depth, i]
+        if candidate.token < 0:
+            continue
+        gradient = -candidate.weight / all_weight
+        if candidate.token == real:
+            gradient += candidate.weight / right_weight
+        _scale(learned.vote, candidate.by_length, gradient)
+        _scale(learned.vote, candidate.by_skip, gradient)
+        _scale(learned.vote, candidate.by_rank, gradient)
+    cell = prediction.cell
+    escape_gradient = -prediction.escape / all_weight
+    if right_weight == 0:
+        escape_gradient += 1
+    _scale(learned.vote, ESCAPE_BASE + cell // SHARE_BINS, escape_gradient)
+
+    right = np.float32(1) if prediction.top == real else np.float32(0)
+    if learned.accepted[cell, 1] >= MOST_TRIES:
+        learned.accepted[cell, 0] *= 0.5
+        learned.accepted[cell, 1] *= 0.5
+    learned.accepted[cell, 0] += right
+    learned.accepted[cell, 1] += 1
+    error = right - prediction.probability
+    _shift(learned.offset, prediction.of_top, error)
+    _shift(learned.offset, prediction.of_last, error)
+    _shift(learned.offset, prediction.of_pair, error)
+    _shift(learned.offset, prediction.of_last_two, error)
+
+
+@inlined
+def _shift(offset: NDArray[np.float32], entry: int, error: float) -> None:
+    tries = offset[entry, 1]
+    offset[entry, 0] += OFFSET_RATE / math.sqrt(1 + tries / 4) * error
+    offset[entry, 1] = tries + 1
+
+
+@inlined
+def _scale(vote: NDArray[np.float32], entry: int, gradient: float) -> None:
+    step = VOTE_RATE * gradient
+    scaled = vote[entry] * (1 + step + step * step / 2)
+    vote[entry] = max(1 / VOTE_LIMIT, min(VOTE_LIMIT, scaled))
