@@ -35,6 +35,7 @@ BLOCK_RECORD: Final = np.dtype(
         ("following", np.int32),  # the block that continues this one, or -1
         ("fill", np.int32),  # positions in use, MARGIN included; 0 when free
         ("owner", np.int32),  # its sequence, or -1
+        ("everywhere", np.int32),  # 1 when other groups may be offered its tokens: responses
     ]
 )
 SEQUENCE_RECORD: Final = np.dtype(
@@ -43,6 +44,7 @@ SEQUENCE_RECORD: Final = np.dtype(
         ("length", np.int64),  # tokens
         ("first", np.int32),  # its blocks, or -1
         ("last", np.int32),
+        ("shared", np.int32),  # tokens of its group's prompt that stand before it
         ("version", np.int32),  # policy version that wrote it
     ]
 )
@@ -120,6 +122,11 @@ class Learned(NamedTuple):
     """float32[entries, 2]: logit offset, tries."""
 
 
+def new_slots(bucket_bits: int) -> NDArray[np.uint32]:
+    """Reserve an empty context table of 2**bucket_bits buckets."""
+    return np.zeros((1 << bucket_bits, BUCKET), np.uint32)
+
+
 def new_store(blocks: int, sequences: int, bucket_bits: int) -> Store:
     """Reserve a store."""
     free = np.empty(1 + blocks, np.int32)
@@ -129,8 +136,8 @@ def new_store(blocks: int, sequences: int, bucket_bits: int) -> Store:
     block["following"] = block["owner"] = -1
     sequence = np.zeros(sequences, SEQUENCE_RECORD)
     sequence["first"] = sequence["last"] = -1
-    slots = np.zeros((1 << bucket_bits, BUCKET), np.uint32)
-    return Store(np.empty(blocks * BLOCK, np.int32), block, free, sequence, slots, np.array([bucket_bits, 0, 0]))
+    counts = np.array([bucket_bits, 0, 0])
+    return Store(np.empty(blocks * BLOCK, np.int32), block, free, sequence, new_slots(bucket_bits), counts)
 
 
 def new_rows(rows: int) -> Rows:

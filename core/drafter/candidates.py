@@ -23,16 +23,14 @@ from slipstream.core.drafter.arrays import (
     Rows,
     Store,
 )
+from slipstream.core.drafter.blocks import after, agreement, is_known
 from slipstream.core.drafter.compiled import inlined
 from slipstream.core.drafter.contexts import (
     EVERYWHERE,
     GLOBAL_ORDERS,
     GROUP_ORDERS,
     LONGEST_ORDER,
-    after,
-    agreement,
     hash_contexts,
-    is_known,
     place,
 )
 
@@ -152,7 +150,7 @@ def _take(
     count: int,
     most: int,
 ) -> int:
-    bucket, tag = place(store, context_hash, scope_key, order)
+    bucket, tag = place(store.counts[0], context_hash, scope_key, order)
     for i in range(BUCKET):
         slot = store.slots[bucket, i]
         if slot == 0:

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.drafter.arrays import BLOCK, CANDIDATES, LONGEST_DRAFT, MARGIN, Learned, Rows, Store
+from slipstream.core.drafter.blocks import extend
 from slipstream.core.drafter.candidates import advance, fill
 from slipstream.core.drafter.compiled import jit
-from slipstream.core.drafter.contexts import LONGEST_ORDER, extend
+from slipstream.core.drafter.contexts import LONGEST_ORDER
 from slipstream.core.drafter.vote import learn, predict
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.drafter.arrays import Learned, Rows, Store
+from slipstream.core.drafter.blocks import is_known
 from slipstream.core.drafter.compiled import inlined
-from slipstream.core.drafter.contexts import is_known
 
 LENGTH_BUCKETS: Final = 12
 SKIP_BUCKETS: Final = 4

@@ -4,5 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (("weights", "slipstream.core.weights.plugin"),)
+BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (
+    ("drafter", "slipstream.core.drafter.plugin"),
+    ("weights", "slipstream.core.weights.plugin"),
+)
 """Name and module of each built-in plugin."""
