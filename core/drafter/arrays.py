@@ -19,7 +19,7 @@ BUCKET: Final = 16
 """Slots of a bucket of the context table: one cache line of uint32."""
 TAG_BITS: Final = 6
 """Low bits of a slot that tell contexts of one bucket apart; the rest is a position."""
-TAG_MASK: Final = np.uint32((1 << TAG_BITS) - 1)
+TAG_MASK: Final = (1 << TAG_BITS) - 1
 MOST_BLOCKS: Final = 1 << (32 - TAG_BITS - BLOCK_BITS)
 """More blocks than this have positions that do not fit a slot."""
 LONGEST_DRAFT: Final = 64
@@ -79,6 +79,8 @@ CANDIDATE_RECORD: Final = np.dtype(
         ("by_length", np.int32),  # the factors of its weight
         ("by_skip", np.int32),
         ("by_rank", np.int32),
+        ("by_pair", np.int32),
+        ("by_triple", np.int32),
     ]
 )
 

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from slipstream.core.drafter.arrays import (
     BLOCK,
     BLOCK_BITS,
-    BUCKET,
     CANDIDATES,
     MARGIN,
     TAG_BITS,
-    TAG_MASK,
     Rows,
     Store,
 )
 from slipstream.core.drafter.blocks import after, agreement, is_known
+from slipstream.core.drafter.buckets import lowest_bit, slots_of_tag
 from slipstream.core.drafter.compiled import inlined
 from slipstream.core.drafter.contexts import (
     EVERYWHERE,
@@ -41,6 +40,8 @@ GROUP_CANDIDATES: Final = 8
 SKIP_BELOW: Final = 13
 """Matches shorter than this are looked at for further agreement behind one edit."""
 LONGEST_SKIP: Final = 16
+ENOUGH: Final = 20
+SHORTER: Final = 4
 KEPT_EDITS: Final = 2
 EDIT_LEAST: Final = 4
 
@@ -120,18 +121,19 @@ def fill(
         for each position indexed under the last n tokens of `context[:end]` that is not there yet: take it
     """
     count = rows.prediction[row, depth].count
-    long = 0
+    longest = 0
     for i in range(count):
-        long += rows.candidate[row, depth, i].match >= LONGEST_ORDER
-    if long >= GROUP_CANDIDATES:
+        longest = max(longest, rows.candidate[row, depth, i].match)
+    if longest >= ENOUGH:
         return
-    longest = hash_contexts(context, end, hashes)
+    least = longest // SHORTER
+    available = hash_contexts(context, end, hashes)
     own_key = store.sequence[rows.request[row].sequence].scope_key
     for order in GROUP_ORDERS:
-        if order <= longest and count < GROUP_CANDIDATES:
+        if least < order <= available and count < GROUP_CANDIDATES:
             count = _take(store, rows, row, depth, context, end, hashes[order], own_key, order, count, GROUP_CANDIDATES)
     for order in GLOBAL_ORDERS:
-        if order <= longest and count < CANDIDATES:
+        if least < order <= available and count < CANDIDATES:
             count = _take(store, rows, row, depth, context, end, hashes[order], EVERYWHERE, order, count, CANDIDATES)
     rows.prediction[row, depth].count = count
 
@@ -151,13 +153,10 @@ def _take(
     most: int,
 ) -> int:
     bucket, tag = place(store.counts[0], context_hash, scope_key, order)
-    for i in range(BUCKET):
-        slot = store.slots[bucket, i]
-        if slot == 0:
-            break
-        if slot & TAG_MASK != tag:
-            continue
-        position = np.int64(slot >> np.uint32(TAG_BITS))
+    found = slots_of_tag(store.slots, bucket, tag)
+    while found:
+        position = np.int64(store.slots[bucket, lowest_bit(found)]) >> TAG_BITS
+        found &= found - 1
         repeated = False
         for j in range(count):
             repeated |= rows.candidate[row, depth, j].position == position

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.drafter.arrays import BUCKET, TAG_BITS, TAG_MASK
+from slipstream.core.drafter.buckets import empty_slots, lowest_bit, push_slot, slots_of_tag
 from slipstream.core.drafter.compiled import inlined
 
-GROUP_ORDERS: Final = (8, 5, 3, 2, 1)
+GROUP_ORDERS: Final = (8, 4, 2, 1)
 """Context lengths indexed within a prompt group, longest first."""
-GLOBAL_ORDERS: Final = (8, 5, 3, 2)
+GLOBAL_ORDERS: Final = (8, 4, 2, 1)
 """Context lengths indexed over everything, longest first."""
 LONGEST_ORDER: Final = 8
-KEEP: Final = 8
+KEEP: Final = 5
 """Positions of one context that a bucket keeps."""
 EVERYWHERE: Final = np.uint64(0)
 """Scope key of the contexts over everything."""
@@ -50,44 +51,36 @@ def hash_contexts(token: NDArray[np.int32], end: int, hashes: NDArray[np.uint64]
 
 
 @inlined
-def place(bucket_bits: int, context_hash: np.uint64, scope_key: np.uint64, order: int) -> tuple[int, np.uint32]:
+def place(bucket_bits: int, context_hash: np.uint64, scope_key: np.uint64, order: int) -> tuple[int, int]:
     """Bucket and tag of a context of `order` tokens in a scope."""
     key = (context_hash ^ scope_key ^ np.uint64(order)) * _SPREAD
     key ^= key >> np.uint64(32)
     key *= _FACTOR
     bits = np.uint64(bucket_bits)
     bucket = np.int64(key >> (np.uint64(64) - bits))
-    tag = np.uint32(key >> (np.uint64(64 - TAG_BITS) - bits)) & TAG_MASK
+    tag = np.int64((key >> (np.uint64(64 - TAG_BITS) - bits)) & np.uint64(TAG_MASK))
     return bucket, tag
 
 
 @inlined
 def insert(
-    slots: NDArray[np.uint32], counts: NDArray[np.int64], bucket: int, tag: np.uint32, position: int
+    slots: NDArray[np.uint32], counts: NDArray[np.int64], bucket: int, tag: int, position: int
 ) -> None:
     """Put `position` first in its bucket.
 
     the slot that goes: the KEEP-th of the same tag, else the first empty one, else the last
     """
-    same = 0
-    leaving = -1
-    for i in range(BUCKET):
-        slot = slots[bucket, i]
-        if slot == 0:
-            leaving = i
-            counts[1] += 1
-            break
-        if slot & TAG_MASK == tag:
-            same += 1
-            if same == KEEP:
-                leaving = i
-                break
-    if leaving < 0:
-        leaving = BUCKET - 1
-        counts[2] += 1
-    for i in range(leaving, 0, -1):
-        slots[bucket, i] = slots[bucket, i - 1]
-    slots[bucket, 0] = np.uint32(position << TAG_BITS) | tag
+    same = slots_of_tag(slots, bucket, tag)
+    for _ in range(KEEP - 1):
+        same &= same - 1
+    if same:
+        leaving = lowest_bit(same)
+    else:
+        empty = empty_slots(slots, bucket)
+        leaving = lowest_bit(empty) if empty else BUCKET - 1
+        counts[1] += empty != 0
+        counts[2] += empty == 0
+    push_slot(slots, bucket, position << TAG_BITS | tag, leaving)
 
 
 @inlined

@@ -55,6 +55,7 @@ class SuffixDrafter:
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._live: dict[Hashable, _Request] = {}
         self._tokens, self._drafted = 1.5, 1.0  # per row and step, running means
+        self._unkept = 0  # running requests that the budget has no room for
         self._lock = threading.Lock()
 
     def start(self, request_id: Hashable, prompt: ArrayLike, group: GroupId | None = None) -> None:
@@ -78,6 +79,7 @@ class SuffixDrafter:
             self._live[request_id] = _Request(row, sequence, tokens.size)
             self.counters.requests += 1
             self.counters.without_room += sequence < 0
+            self._unkept += sequence < 0
 
     def observe(self, request_ids: Sequence[Hashable], emitted: Sequence[ArrayLike]) -> None:
         """Take in the tokens that a step gave each request, accepted drafts included.
@@ -85,20 +87,19 @@ class SuffixDrafter:
         :param emitted: int[n] for each request; n may be 0.
         :raises DrafterError: for a request that is not running or is named twice, or a negative token.
         """
-        given = [_tokens(each) for each in emitted]
+        sizes = [len(each) for each in emitted]
+        flat = _tokens(np.concatenate(emitted) if sizes else _NOTHING)
         with self._lock:
             requests = self._requests(request_ids)
-            if len(given) != len(requests):
-                raise DrafterError(f"expected tokens of {len(requests)} requests, got {len(given)} lists")
-            self._count(requests, given)
-            kept = [(r, g) for r, g in zip(requests, given, strict=True) if r.sequence >= 0 and g.size]
-            if not self._history.reserve(sum(2 + g.size // BLOCK_TOKENS for _, g in kept)):
-                kept = [(r, g) for r, g in kept if self._has_room(r, g.size)]
-            if kept:
-                batch = np.array([r.row for r, _ in kept], np.int32)
-                ends = np.cumsum([g.size for _, g in kept])
-                take_in(self._history.store, self._rows, self._learned, batch, np.concatenate([g for _, g in kept]), ends)
-                self._history.make_index_fit(at_rest=False)
+            if len(sizes) != len(requests):
+                raise DrafterError(f"expected tokens of {len(requests)} requests, got {len(sizes)} lists")
+            self._count(requests, sizes)
+            most_blocks = sum(sizes) // BLOCK_TOKENS + 2 * len(sizes)
+            if self._unkept or not self._history.reserve(most_blocks):
+                flat, sizes = self._kept(requests, flat, sizes)
+            batch = np.array([request.row for request in requests], np.int32)
+            take_in(self._history.store, self._rows, self._learned, batch, flat, np.cumsum(sizes, dtype=np.int64))
+            self._history.make_index_fit(at_rest=False)
 
     def propose(
         self,
@@ -163,6 +164,8 @@ class SuffixDrafter:
             self._free_rows.append(request.row)
             if request.sequence >= 0:
                 (self._history.close if keep else self._history.discard)(request.sequence)
+            else:
+                self._unkept -= 1
 
     def threshold(self, batch: int) -> float:
         """The least probability of acceptance, of a draft as a whole, that a further token is drafted for.
@@ -242,25 +245,38 @@ class SuffixDrafter:
             raise DrafterError("expected each request once in a batch; one is named twice")
         return requests
 
-    def _has_room(self, request: _Request, size: int) -> bool:
-        """Reserve for one request; one that finds no room drafts no more and is not kept."""
-        if self._history.reserve(2 + size // BLOCK_TOKENS):
-            return True
-        self._history.discard(request.sequence)
-        request.sequence = -1
-        self.counters.without_room += 1
-        return False
+    def _kept(self, requests: list[_Request], flat: Ints, sizes: list[int]) -> tuple[Ints, list[int]]:
+        """Without the tokens of requests that the budget has no room for; those draft no more and are not kept."""
+        pieces = np.split(flat, np.cumsum(sizes)[:-1])
+        kept = []
+        reserved = 0
+        for request, piece in zip(requests, pieces, strict=True):
+            blocks = piece.size // BLOCK_TOKENS + 2
+            if request.sequence >= 0 and not self._history.reserve(reserved + blocks):
+                self._history.discard(request.sequence)
+                self._rows.prediction["count"][request.row, 0] = 0
+                request.sequence = -1
+                self._unkept += 1
+                self.counters.without_room += 1
+            reserved += blocks if request.sequence >= 0 else 0
+            kept.append(piece if request.sequence >= 0 else _NOTHING)
+        return np.concatenate(kept), [piece.size for piece in kept]
 
-    def _count(self, requests: list[_Request], given: list[Ints]) -> None:
-        for request, tokens in zip(requests, given, strict=True):
-            size = tokens.size
+    def _count(self, requests: list[_Request], sizes: list[int]) -> None:
+        accepted = steps = drafted = 0
+        for request, size in zip(requests, sizes, strict=True):
             if size:
                 request.length += size
-                self._tokens += MEAN_RATE * (size - self._tokens)
-                self._drafted += MEAN_RATE * (request.proposed - self._drafted)
-                self.counters.accepted += min(request.proposed, size - 1)
-                self.counters.emitted += size
+                accepted += min(request.proposed, size - 1)
+                drafted += request.proposed
                 request.proposed = 0
+                steps += 1
+        self.counters.accepted += accepted
+        self.counters.emitted += sum(sizes)
+        if steps:
+            rate = 1 - (1 - MEAN_RATE) ** steps
+            self._tokens += rate * (sum(sizes) / steps - self._tokens)
+            self._drafted += rate * (drafted / steps - self._drafted)
 
     def _most(self, requests: list[_Request], room: Sequence[int] | None) -> Ints:
         most = np.full(len(requests), self.config.longest_draft, np.int64)
@@ -271,7 +287,8 @@ class SuffixDrafter:
             left = self._max_model_len - lengths - 1
             self.counters.capped += int((left < most).sum())
             np.minimum(most, left, out=most)
-        most[[request.sequence < 0 for request in requests]] = 0
+        if self._unkept:
+            most[[request.sequence < 0 for request in requests]] = 0
         return np.maximum(most, 0).astype(np.int32)
 
     def _grow_rows(self) -> None:

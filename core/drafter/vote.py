@@ -1,9 +1,10 @@
 """Which token comes next, how likely, and what the real token teaches.
 
 Candidates vote with weights that are products of learned factors (scope x match length, match length x agreement
-behind an edit, scope x rank by recency); the escape weight stands for "none of them". The share of the leading token
-is calibrated by counts, then by logit offsets of the tokens involved: which kinds of token are predictable (keys of a
-JSON object against its values) is stable over tasks. Every emitted token teaches exactly one stored prediction.
+behind an edit, scope x rank by recency, and which token follows which one and which two); the escape weight stands for
+"none of them". The share of the leading token is calibrated by counts, then by logit offsets of the tokens involved:
+which kinds of token are predictable (keys of a JSON object against its values) is stable over tasks. Every emitted
+token teaches exactly one stored prediction.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ LENGTH_BUCKETS: Final = 12
 SKIP_BUCKETS: Final = 4
 SCOPES: Final = 4
 RANKS: Final = 3
+SUPPORTS: Final = 4
 SHARE_BINS: Final = 24
 OFFSET_TABLES: Final = 4
-OFFSET_ENTRIES: Final = 1 << 16
+TOKEN_ENTRIES: Final = 1 << 16
+"""Entries of a table for particular tokens; they are hashed."""
 
 VOTE_RATE: Final = 0.05
+TOKEN_RATE: Final = 0.2
+"""Larger than VOTE_RATE: an entry for particular tokens is taught rarely."""
 VOTE_LIMIT: Final = 3000.0
 OFFSET_RATE: Final = 0.5
 PRIOR_TRIES: Final = 6.0
@@ -36,18 +41,20 @@ MOST_TRIES: Final = 400.0
 SKIP_BASE: Final = SCOPES * LENGTH_BUCKETS
 RANK_BASE: Final = SKIP_BASE + LENGTH_BUCKETS * SKIP_BUCKETS
 ESCAPE_BASE: Final = RANK_BASE + SCOPES * RANKS
+PAIR_BASE: Final = ESCAPE_BASE + LENGTH_BUCKETS
+TRIPLE_BASE: Final = PAIR_BASE + TOKEN_ENTRIES
 
 
 def new_learned() -> Learned:
     """The state before anything was observed."""
-    vote = np.ones(ESCAPE_BASE + LENGTH_BUCKETS, np.float64)
+    vote = np.ones(TRIPLE_BASE + TOKEN_ENTRIES, np.float64)
     vote[:SKIP_BASE] = np.exp(np.tile(np.linspace(-2, 3, LENGTH_BUCKETS), SCOPES))
     vote[SKIP_BASE:RANK_BASE] = np.exp(np.tile([0.0, 0.3, 0.8, 1.2], LENGTH_BUCKETS))
     vote[RANK_BASE:ESCAPE_BASE] = np.exp(np.tile([0.3, 0.0, -0.3], SCOPES))
     return Learned(
         vote.astype(np.float32),
-        np.zeros((LENGTH_BUCKETS * SHARE_BINS, 2), np.float32),
-        np.zeros((OFFSET_TABLES * OFFSET_ENTRIES, 2), np.float32),
+        np.zeros((LENGTH_BUCKETS * SUPPORTS * SHARE_BINS, 2), np.float32),
+        np.zeros((OFFSET_TABLES * TOKEN_ENTRIES, 2), np.float32),
     )
 
 
@@ -70,11 +77,12 @@ def skip_bucket(skip: int) -> int:
 
 
 @inlined
-def offset_entry(table: int, a: int, b: int) -> int:
-    """Entry of an offset table for two tokens."""
+def token_entry(a: int, b: int, c: int) -> int:
+    """Entry for up to three tokens in a table of TOKEN_ENTRIES."""
     h = np.uint64(a + 2) * np.uint64(0x9E3779B97F4A7C15)
     h = (h ^ (h >> np.uint64(31)) ^ np.uint64(b + 2)) * np.uint64(0xD6E8FEB86659FD93)
-    return table * OFFSET_ENTRIES + np.int64(h >> np.uint64(48))
+    h = (h ^ (h >> np.uint64(31)) ^ np.uint64(c + 2)) * np.uint64(0x9E3779B97F4A7C15)
+    return np.int64(h >> np.uint64(48))
 
 
 @inlined
@@ -117,10 +125,20 @@ def predict(
         by_length = scope * LENGTH_BUCKETS + length
         by_skip = SKIP_BASE + length * SKIP_BUCKETS + skip_bucket(candidate.skip)
         by_rank = RANK_BASE + scope * RANKS + rank
-        weight = learned.vote[by_length] * learned.vote[by_skip] * learned.vote[by_rank]
+        by_pair = PAIR_BASE + token_entry(last, token, -1)
+        by_triple = TRIPLE_BASE + token_entry(before_last, last, token)
+        weight = (
+            learned.vote[by_length]
+            * learned.vote[by_skip]
+            * learned.vote[by_rank]
+            * learned.vote[by_pair]
+            * learned.vote[by_triple]
+        )
         candidate.by_length = by_length
         candidate.by_skip = by_skip
         candidate.by_rank = by_rank
+        candidate.by_pair = by_pair
+        candidate.by_triple = by_triple
         candidate.token = token
         candidate.weight = weight
         total += weight
@@ -142,20 +160,23 @@ def predict(
         if totals[kind] > totals[best]:
             best = kind
     top = values[best]
+    support = -1
+    for i in range(prediction.count):
+        support += rows.candidate[row, depth, i].token == top
     length = length_bucket(longest)
     escape = learned.vote[ESCAPE_BASE + length]
     share = totals[best] / (total + escape)
     share_bin = int(2 * math.log(share / (1 - share)) + SHARE_BINS / 2)
-    cell = length * SHARE_BINS + max(0, min(SHARE_BINS - 1, share_bin))
+    cell = (length * SUPPORTS + min(support, SUPPORTS - 1)) * SHARE_BINS + max(0, min(SHARE_BINS - 1, share_bin))
     p = (learned.accepted[cell, 0] + PRIOR_TRIES * min(share, PRIOR_LIMIT)) / (learned.accepted[cell, 1] + PRIOR_TRIES)
     p = max(1e-4, min(1 - 1e-4, p))
     prediction.top = top
     prediction.escape = escape
     prediction.cell = cell
-    prediction.of_top = offset_entry(0, top, 0)
-    prediction.of_last = offset_entry(1, last, 0)
-    prediction.of_pair = offset_entry(2, last, top)
-    prediction.of_last_two = offset_entry(3, last, before_last)
+    prediction.of_top = token_entry(top, -1, -1)
+    prediction.of_last = TOKEN_ENTRIES + token_entry(last, -1, -1)
+    prediction.of_pair = 2 * TOKEN_ENTRIES + token_entry(last, top, -1)
+    prediction.of_last_two = 3 * TOKEN_ENTRIES + token_entry(last, before_last, -1)
     logit = (
         math.log(p / (1 - p))
         + learned.offset[prediction.of_top, 0]
@@ -173,7 +194,7 @@ def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None
     """Teach the prediction at a draft position that token `real` came.
 
     vote: one step of gradient on log P(real), in the logarithm of each factor
-    counts: the cell of (longest match, share) was tried, and right when the leading token came
+    counts: the cell of (longest match, supporters, share) was tried, and right when the leading token came
     offsets: each moves by rate / sqrt(1 + tries / 4) times the error
     """
     prediction = rows.prediction[row, depth]
@@ -194,14 +215,16 @@ def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None
         gradient = -candidate.weight / all_weight
         if candidate.token == real:
             gradient += candidate.weight / right_weight
-        _scale(learned.vote, candidate.by_length, gradient)
-        _scale(learned.vote, candidate.by_skip, gradient)
-        _scale(learned.vote, candidate.by_rank, gradient)
+        _scale(learned.vote, candidate.by_length, VOTE_RATE * gradient)
+        _scale(learned.vote, candidate.by_skip, VOTE_RATE * gradient)
+        _scale(learned.vote, candidate.by_rank, VOTE_RATE * gradient)
+        _scale(learned.vote, candidate.by_pair, TOKEN_RATE * gradient)
+        _scale(learned.vote, candidate.by_triple, TOKEN_RATE * gradient)
     cell = prediction.cell
     escape_gradient = -prediction.escape / all_weight
     if right_weight == 0:
         escape_gradient += 1
-    _scale(learned.vote, ESCAPE_BASE + cell // SHARE_BINS, escape_gradient)
+    _scale(learned.vote, ESCAPE_BASE + cell // (SUPPORTS * SHARE_BINS), VOTE_RATE * escape_gradient)
 
     right = np.float32(1) if prediction.top == real else np.float32(0)
     if learned.accepted[cell, 1] >= MOST_TRIES:
@@ -224,7 +247,6 @@ def _shift(offset: NDArray[np.float32], entry: int, error: float) -> None:
 
 
 @inlined
-def _scale(vote: NDArray[np.float32], entry: int, gradient: float) -> None:
-    step = VOTE_RATE * gradient
+def _scale(vote: NDArray[np.float32], entry: int, step: float) -> None:
     scaled = vote[entry] * (1 + step + step * step / 2)
     vote[entry] = max(1 / VOTE_LIMIT, min(VOTE_LIMIT, scaled))
