@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bars import Bar
 from drafters import Arctic, Ints, Player, Slipstream
 from replay import Tally, _begin, _record, _Request
 from rollouts import RolloutSet
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "sync"))
+
+from bars import Bar  # noqa: E402 - shared by the areas
 
 BATCH = 64
 MakeCache = Callable[..., Any]

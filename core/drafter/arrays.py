@@ -23,7 +23,7 @@ TAG_MASK: Final = (1 << TAG_BITS) - 1
 MOST_BLOCKS: Final = 1 << (32 - TAG_BITS - BLOCK_BITS)
 """More blocks than this have positions that do not fit a slot."""
 LONGEST_DRAFT: Final = 64
-CANDIDATES: Final = 16
+CANDIDATES: Final = 12
 """Occurrences that vote on one token."""
 FILLER: Final = -1
 """Stands before the first token of a sequence; matches no token."""

@@ -35,7 +35,7 @@ from slipstream.core.drafter.contexts import (
 
 OWN, SIBLING, EARLIER, ELSEWHERE = 0, 1, 2, 3
 """Scopes: the request's own text and prompt, its group under the same policy, its group before, other groups."""
-GROUP_CANDIDATES: Final = 8
+GROUP_CANDIDATES: Final = 6
 """Candidates that the group's index fills up to; the rest of CANDIDATES is left to the other groups."""
 SKIP_BELOW: Final = 13
 """Matches shorter than this are looked at for further agreement behind one edit."""

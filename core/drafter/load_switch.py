@@ -18,11 +18,13 @@ from typing import Final
 
 RATE: Final = 0.05
 """Weight of the latest step in every mean."""
+PROBE_RATE: Final = 0.25
+"""The same while probing: what was measured before the last probe is old."""
 MARGIN: Final = 0.03
 """Share by which the other mode must be faster before it is chosen."""
 PROBE_STEPS: Final = 4
 FIRST_INTERVAL: Final = 64
-LONGEST_INTERVAL: Final = 4096
+LONGEST_INTERVAL: Final = 1024
 
 
 @dataclass
@@ -90,12 +92,13 @@ class LoadSwitch:
         if batch <= 0 or not (seconds > 0 and math.isfinite(seconds)):
             return
         load = self._loads.setdefault(_size(batch), _Load())
+        least = PROBE_RATE if load.probing else RATE
         if drafted == 0:
             load.plain_steps += 1
-            load.plain += max(RATE, 1 / load.plain_steps) * (seconds / batch - load.plain)
+            load.plain += max(least, 1 / load.plain_steps) * (seconds / batch - load.plain)
         else:
             load.drafted_steps += 1
-            rate = max(RATE, 1 / load.drafted_steps)
+            rate = max(least, 1 / load.drafted_steps)
             x, y = drafted / batch, seconds / batch
             load.x += rate * (x - load.x)
             load.y += rate * (y - load.y)

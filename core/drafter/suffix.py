@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -81,14 +82,14 @@ class SuffixDrafter:
             self.counters.without_room += sequence < 0
             self._unkept += sequence < 0
 
-    def observe(self, request_ids: Sequence[Hashable], emitted: Sequence[ArrayLike]) -> None:
+    def observe(self, request_ids: Sequence[Hashable], emitted: Sequence[Sequence[int] | NDArray[Any]]) -> None:
         """Take in the tokens that a step gave each request, accepted drafts included.
 
         :param emitted: int[n] for each request; n may be 0.
         :raises DrafterError: for a request that is not running or is named twice, or a negative token.
         """
         sizes = [len(each) for each in emitted]
-        flat = _tokens(np.concatenate(emitted) if sizes else _NOTHING)
+        flat = _tokens(_joined(emitted))
         with self._lock:
             requests = self._requests(request_ids)
             if len(sizes) != len(requests):
@@ -145,7 +146,7 @@ class SuffixDrafter:
     def step(
         self,
         request_ids: Sequence[Hashable],
-        emitted: Sequence[ArrayLike],
+        emitted: Sequence[Sequence[int] | NDArray[Any]],
         room: Sequence[int] | None = None,
         urgency: Sequence[float] | None = None,
     ) -> list[Ints]:
@@ -313,6 +314,15 @@ class _Request:
 
 
 _NOTHING: Final = np.empty(0, np.int32)
+
+
+def _joined(pieces: Sequence[Sequence[int] | NDArray[Any]]) -> ArrayLike:
+    filled = [piece for piece in pieces if len(piece)]
+    if not filled:
+        return _NOTHING
+    if all(isinstance(piece, np.ndarray) for piece in filled):
+        return np.concatenate(filled)
+    return list(itertools.chain.from_iterable(filled))
 
 
 def _tokens(values: ArrayLike) -> Ints:

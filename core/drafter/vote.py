@@ -34,7 +34,7 @@ TOKEN_RATE: Final = 0.2
 """Larger than VOTE_RATE: an entry for particular tokens is taught rarely."""
 VOTE_LIMIT: Final = 3000.0
 OFFSET_RATE: Final = 0.5
-PRIOR_TRIES: Final = 6.0
+PRIOR_TRIES: Final = 12.0
 PRIOR_LIMIT: Final = 0.9
 MOST_TRIES: Final = 400.0
 
