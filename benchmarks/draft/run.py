@@ -3,8 +3,8 @@
     make bench-draft [ARGS="--quick --data DIR"]       or: slipstream bench draft [--quick] [--data DIR]
 
 Replays recorded rollouts (see `replay`), prints tables, writes benchmarks/results/draft.json, and exits with status 1
-when a bar is missed. A step that verifies D drafted tokens takes 1 + c D; what counts is tokens per time, T / (1 + c D),
-for several costs c. Ours is told c, as it would measure it on an engine; the peers have no use for it.
+when a bar is missed. A step that verifies D drafted tokens takes 1 + c D; what counts is tokens per time,
+T / (1 + c D), for several costs c. Ours is told c, as it would measure it on an engine; peers have no use for it.
 """
 
 from __future__ import annotations

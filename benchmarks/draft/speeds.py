@@ -16,7 +16,7 @@ from rollouts import RolloutSet
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "sync"))
 
-from bars import Bar  # noqa: E402 - shared by the areas
+from bars import Bar
 
 BATCH = 64
 MakeCache = Callable[..., Any]
@@ -73,7 +73,7 @@ def steps(rollouts: RolloutSet, make_cache: MakeCache, rounds: int) -> Iterator[
     work: dict[str, list[tuple[int, int]]] = {"slipstream": [], "arctic": []}
     for _ in range(rounds):
         lanes = {"slipstream": Lane(Slipstream(threshold=0.2), rollouts), "arctic": Lane(Arctic(make_cache), rollouts)}
-        for name, lane in lanes.items():
+        for lane in lanes.values():
             lane.step()  # the first step has no draft to learn from
         gc.collect()
         while all(len(lane.live) == BATCH for lane in lanes.values()):
@@ -170,7 +170,10 @@ def siblings(groups: int, tokens: int, edits: float, seed: int = 0) -> list[list
     for _ in range(groups):
         base = random.zipf(1.3, tokens).clip(max=50_000)
         found.append(
-            [np.where(random.random(tokens) < edits, random.integers(0, 50_000, tokens), base).astype(np.int32) for _ in range(8)]
+            [
+                np.where(random.random(tokens) < edits, random.integers(0, 50_000, tokens), base).astype(np.int32)
+                for _ in range(8)
+            ]
         )
     return found
 
@@ -183,7 +186,9 @@ def bars(rows: list[dict[str, Any]]) -> Iterator[Bar]:
 
     for ours, theirs in zip(of("step", "slipstream"), of("step", "arctic"), strict=True):
         where = f"step of 64 requests, {ours['set']}"
-        peer = f"arctic {theirs['ms/step']:.2f} ms, {theirs['drafted/step']:.0f} drafted; ours {ours['drafted/step']:.0f}"
+        peer = (
+            f"arctic {theirs['ms/step']:.2f} ms, {theirs['drafted/step']:.0f} drafted; ours {ours['drafted/step']:.0f}"
+        )
         yield Bar.at_most(where, ours["ms/step"], "ms", 1.0, peer)
         yield Bar.at_most(f"{where}, share of arctic's", ours["ms/step"] / theirs["ms/step"], "", 1 / 3, peer)
     for ours, theirs in zip(of("update", "slipstream"), of("update", "arctic"), strict=True):
@@ -194,7 +199,9 @@ def bars(rows: list[dict[str, Any]]) -> Iterator[Bar]:
     ours_by_depth, theirs_by_depth = of("depth", "slipstream"), of("depth", "arctic")
     for ours, theirs in zip(ours_by_depth, theirs_by_depth, strict=True):
         peer = f"arctic {theirs['us/drafted token']:.2f}"
-        yield Bar.at_most(f"draft after {ours['matched']} matched tokens", ours["us/drafted token"], "us/token", 3, peer)
+        yield Bar.at_most(
+            f"draft after {ours['matched']} matched tokens", ours["us/drafted token"], "us/token", 3, peer
+        )
     costs = [row["us/drafted token"] for row in ours_by_depth]
     yield Bar.at_most("deepest match over the shallowest", costs[-1] / costs[0], "times", 1.5)
     for row in of("off", "slipstream"):

@@ -85,7 +85,7 @@ class SlipstreamConfig:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """How trained weights reach the rollout engines."""
 
-    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig, kw_only=True)
     """What rollout engines draft from."""
 
     events: str | None = None

@@ -61,6 +61,7 @@ PREDICTION_RECORD: Final = np.dtype(
         ("count", np.int32),  # candidates
         ("probability", np.float32),  # calibrated, that `top` is right
         ("escape", np.float32),  # weight of "none of the candidates"
+        ("longest", np.int32),  # bucket of its candidates' longest match
         ("cell", np.int32),  # entries of the calibration it used
         ("of_top", np.int32),
         ("of_last", np.int32),
@@ -118,8 +119,6 @@ class Learned(NamedTuple):
 
     vote: NDArray[np.float32]
     """float32[entries]: factors of candidates' weights."""
-    accepted: NDArray[np.float32]
-    """float32[cells, 2]: right, tried."""
     offset: NDArray[np.float32]
     """float32[entries, 2]: logit offset, tries."""
 

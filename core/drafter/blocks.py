@@ -16,7 +16,7 @@ def take_block(store: Store, sequence: int, everywhere: bool) -> int:
     height = store.free[0]
     if height == 0:
         return -1
-    block = store.free[height]
+    block = int(store.free[height])
     store.free[0] = height - 1
     previous = store.sequence[sequence].last
     if previous < 0:
@@ -149,7 +149,7 @@ def reindex(store: Store, sequences: NDArray[np.int32], slots: NDArray[np.uint32
 @inlined
 def is_known(store: Store, position: int) -> bool:
     """Whether a token stands at `position` now."""
-    return (position & (BLOCK - 1)) < store.block[position >> BLOCK_BITS].fill
+    return bool((position & (BLOCK - 1)) < store.block[position >> BLOCK_BITS].fill)
 
 
 @inlined
@@ -158,8 +158,8 @@ def after(store: Store, position: int) -> int:
     block = store.block[position >> BLOCK_BITS]
     offset = (position & (BLOCK - 1)) + 1
     if offset >= block.fill and block.following >= 0:
-        return np.int64(block.following) * BLOCK + MARGIN
-    return position + 1 if offset < BLOCK else np.int64(-1)
+        return int(block.following) * BLOCK + MARGIN
+    return position + 1 if offset < BLOCK else -1
 
 
 @inlined

@@ -88,5 +88,3 @@ def lowest_bit(typingctx: Any, mask: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.int64), codegen
-
-

@@ -28,7 +28,6 @@ from slipstream.core.drafter.contexts import (
     EVERYWHERE,
     GLOBAL_ORDERS,
     GROUP_ORDERS,
-    LONGEST_ORDER,
     hash_contexts,
     place,
 )
@@ -155,7 +154,7 @@ def _take(
     bucket, tag = place(store.counts[0], context_hash, scope_key, order)
     found = slots_of_tag(store.slots, bucket, tag)
     while found:
-        position = np.int64(store.slots[bucket, lowest_bit(found)]) >> TAG_BITS
+        position = int(store.slots[bucket, lowest_bit(found)]) >> TAG_BITS
         found &= found - 1
         repeated = False
         for j in range(count):

@@ -57,15 +57,13 @@ def place(bucket_bits: int, context_hash: np.uint64, scope_key: np.uint64, order
     key ^= key >> np.uint64(32)
     key *= _FACTOR
     bits = np.uint64(bucket_bits)
-    bucket = np.int64(key >> (np.uint64(64) - bits))
-    tag = np.int64((key >> (np.uint64(64 - TAG_BITS) - bits)) & np.uint64(TAG_MASK))
+    bucket = int(key >> (np.uint64(64) - bits))
+    tag = int((key >> (np.uint64(64 - TAG_BITS) - bits)) & np.uint64(TAG_MASK))
     return bucket, tag
 
 
 @inlined
-def insert(
-    slots: NDArray[np.uint32], counts: NDArray[np.int64], bucket: int, tag: int, position: int
-) -> None:
+def insert(slots: NDArray[np.uint32], counts: NDArray[np.int64], bucket: int, tag: int, position: int) -> None:
     """Put `position` first in its bucket.
 
     the slot that goes: the KEEP-th of the same tag, else the first empty one, else the last

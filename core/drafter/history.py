@@ -8,6 +8,7 @@ beyond its `KEEP_SEQUENCES` latest ones, oldest first; then groups, least recent
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ class History:
             return False
         self.store.sequence["version"][sequence] = version
         bounds = [0, *(np.flatnonzero(np.diff(everywhere)) + 1).tolist(), rest.size]
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(bounds):
             if start < stop and not self._append(sequence, rest[start:stop], everywhere=bool(everywhere[start])):
                 self.discard(sequence)
                 return False

@@ -329,6 +329,8 @@ def _tokens(values: ArrayLike) -> Ints:
     tokens = np.asarray(values)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise DrafterError(f"expected token ids int[n], got {tokens.dtype} of shape {tokens.shape}; pass a flat list")
-    if tokens.size and not (0 <= tokens.min() and tokens.max() < 2**31):
-        raise DrafterError(f"expected token ids from 0 to 2**31 - 1, got {tokens.min()} to {tokens.max()}; leave padding out")
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < 2**31):
+        raise DrafterError(
+            f"expected token ids from 0 to 2**31 - 1, got {tokens.min()} to {tokens.max()}; leave padding out"
+        )
     return np.ascontiguousarray(tokens, np.int32)

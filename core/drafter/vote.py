@@ -2,9 +2,9 @@
 
 Candidates vote with weights that are products of learned factors (scope x match length, match length x agreement
 behind an edit, scope x rank by recency, and which token follows which one and which two); the escape weight stands for
-"none of them". The share of the leading token is calibrated by counts, then by logit offsets of the tokens involved:
-which kinds of token are predictable (keys of a JSON object against its values) is stable over tasks. Every emitted
-token teaches exactly one stored prediction.
+"none of them". The share of the leading token becomes a probability by learned logit offsets: of the longest match, the
+number of supporters and the share itself, and of the tokens involved, since which kinds of token are predictable (keys
+of a JSON object against its values) is stable over tasks. Every emitted token teaches exactly one stored prediction.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ VOTE_RATE: Final = 0.05
 TOKEN_RATE: Final = 0.2
 """Larger than VOTE_RATE: an entry for particular tokens is taught rarely."""
 VOTE_LIMIT: Final = 3000.0
-OFFSET_RATE: Final = 0.5
-PRIOR_TRIES: Final = 12.0
-PRIOR_LIMIT: Final = 0.9
-MOST_TRIES: Final = 400.0
+OFFSET_RATE: Final = 0.35
+SHARE_LIMIT: Final = 0.9
+SHARE_SLOPE: Final = 0.8
+"""Shares are too sure of themselves: they start lower and are believed less than in full."""
 
 SKIP_BASE: Final = SCOPES * LENGTH_BUCKETS
 RANK_BASE: Final = SKIP_BASE + LENGTH_BUCKETS * SKIP_BUCKETS
 ESCAPE_BASE: Final = RANK_BASE + SCOPES * RANKS
 PAIR_BASE: Final = ESCAPE_BASE + LENGTH_BUCKETS
 TRIPLE_BASE: Final = PAIR_BASE + TOKEN_ENTRIES
+CELL_BASE: Final = OFFSET_TABLES * TOKEN_ENTRIES
 
 
 def new_learned() -> Learned:
@@ -53,8 +54,7 @@ def new_learned() -> Learned:
     vote[RANK_BASE:ESCAPE_BASE] = np.exp(np.tile([0.3, 0.0, -0.3], SCOPES))
     return Learned(
         vote.astype(np.float32),
-        np.zeros((LENGTH_BUCKETS * SUPPORTS * SHARE_BINS, 2), np.float32),
-        np.zeros((OFFSET_TABLES * TOKEN_ENTRIES, 2), np.float32),
+        np.zeros((CELL_BASE + LENGTH_BUCKETS * SUPPORTS * SHARE_BINS, 2), np.float32),
     )
 
 
@@ -82,7 +82,7 @@ def token_entry(a: int, b: int, c: int) -> int:
     h = np.uint64(a + 2) * np.uint64(0x9E3779B97F4A7C15)
     h = (h ^ (h >> np.uint64(31)) ^ np.uint64(b + 2)) * np.uint64(0xD6E8FEB86659FD93)
     h = (h ^ (h >> np.uint64(31)) ^ np.uint64(c + 2)) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64(h >> np.uint64(48))
+    return int(h >> np.uint64(48))
 
 
 @inlined
@@ -100,7 +100,8 @@ def predict(
     """Choose the leading token at a draft position and return its calibrated probability, 0 without candidates.
 
     weight of a candidate = product of its factors; share of a token = its weights / (all weights + escape)
-    logit(p) = logit(calibrated share) + sum of the offsets of (top), (last), (last, top), (last two)
+    logit(p) = 0.8 logit(share) + sum of the offsets of (longest match, supporters, share), (top), (last), (last, top) and
+               (last two)
 
     :param values: int32[CANDIDATES], scratch; `totals`: float32[CANDIDATES], scratch.
     """
@@ -108,7 +109,7 @@ def predict(
     kinds = 0
     longest = 0
     total = np.float32(0)
-    ranks = np.int64(0)  # a byte a scope
+    ranks = 0  # a byte a scope
     for i in range(prediction.count):
         candidate = rows.candidate[row, depth, i]
         position = candidate.position
@@ -116,11 +117,11 @@ def predict(
             candidate.token = -1
             continue
         token = store.token[position]
-        scope = np.int64(candidate.scope)
+        scope = int(candidate.scope)
         match = candidate.match
         longest = max(longest, match)
         length = length_bucket(match)
-        rank = min((ranks >> (8 * scope)) & 255, RANKS - 1)
+        rank: int = min((ranks >> (8 * scope)) & 255, RANKS - 1)
         ranks += 1 << (8 * scope)
         by_length = scope * LENGTH_BUCKETS + length
         by_skip = SKIP_BASE + length * SKIP_BUCKETS + skip_bucket(candidate.skip)
@@ -168,17 +169,19 @@ def predict(
     share = totals[best] / (total + escape)
     share_bin = int(2 * math.log(share / (1 - share)) + SHARE_BINS / 2)
     cell = (length * SUPPORTS + min(support, SUPPORTS - 1)) * SHARE_BINS + max(0, min(SHARE_BINS - 1, share_bin))
-    p = (learned.accepted[cell, 0] + PRIOR_TRIES * min(share, PRIOR_LIMIT)) / (learned.accepted[cell, 1] + PRIOR_TRIES)
-    p = max(1e-4, min(1 - 1e-4, p))
+    cell += CELL_BASE
+    p = min(share, SHARE_LIMIT)
     prediction.top = top
     prediction.escape = escape
+    prediction.longest = length
     prediction.cell = cell
     prediction.of_top = token_entry(top, -1, -1)
     prediction.of_last = TOKEN_ENTRIES + token_entry(last, -1, -1)
     prediction.of_pair = 2 * TOKEN_ENTRIES + token_entry(last, top, -1)
     prediction.of_last_two = 3 * TOKEN_ENTRIES + token_entry(last, before_last, -1)
     logit = (
-        math.log(p / (1 - p))
+        SHARE_SLOPE * math.log(p / (1 - p))
+        + learned.offset[cell, 0]
         + learned.offset[prediction.of_top, 0]
         + learned.offset[prediction.of_last, 0]
         + learned.offset[prediction.of_pair, 0]
@@ -194,7 +197,6 @@ def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None
     """Teach the prediction at a draft position that token `real` came.
 
     vote: one step of gradient on log P(real), in the logarithm of each factor
-    counts: the cell of (longest match, supporters, share) was tried, and right when the leading token came
     offsets: each moves by rate / sqrt(1 + tries / 4) times the error
     """
     prediction = rows.prediction[row, depth]
@@ -224,15 +226,10 @@ def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None
     escape_gradient = -prediction.escape / all_weight
     if right_weight == 0:
         escape_gradient += 1
-    _scale(learned.vote, ESCAPE_BASE + cell // (SUPPORTS * SHARE_BINS), VOTE_RATE * escape_gradient)
+    _scale(learned.vote, ESCAPE_BASE + prediction.longest, VOTE_RATE * escape_gradient)
 
-    right = np.float32(1) if prediction.top == real else np.float32(0)
-    if learned.accepted[cell, 1] >= MOST_TRIES:
-        learned.accepted[cell, 0] *= 0.5
-        learned.accepted[cell, 1] *= 0.5
-    learned.accepted[cell, 0] += right
-    learned.accepted[cell, 1] += 1
-    error = right - prediction.probability
+    error = (1 if prediction.top == real else 0) - prediction.probability
+    _shift(learned.offset, cell, error)
     _shift(learned.offset, prediction.of_top, error)
     _shift(learned.offset, prediction.of_last, error)
     _shift(learned.offset, prediction.of_pair, error)
