@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import arctic_build
-import speeds
+import costs
 from drafters import Arctic, Player, RecencyNgram, Slipstream
 from replay import MODES, Tally, replay
 from rich.console import Console
@@ -58,7 +58,7 @@ def row(rollouts: RolloutSet, mode: str, drafter: str, tally: Tally) -> dict[str
     }
 
 
-def players(make_cache: speeds.MakeCache) -> dict[str, Player]:
+def players(make_cache: costs.MakeCache) -> dict[str, Player]:
     """Fresh drafters of every kind."""
     ours = {f"slipstream c={cost:g}": Slipstream(verify_cost=cost) for cost in COSTS}
     return {
@@ -69,7 +69,7 @@ def players(make_cache: speeds.MakeCache) -> dict[str, Player]:
     }
 
 
-def cells(rollouts: RolloutSet, make_cache: speeds.MakeCache) -> Iterator[dict[str, Any]]:
+def cells(rollouts: RolloutSet, make_cache: costs.MakeCache) -> Iterator[dict[str, Any]]:
     """Every mode and drafter on one set."""
     siblings = any(len(attempts) > 1 for attempts in rollouts.tasks.values())
     for mode in MODES if siblings else ("prompt", "epoch"):
@@ -136,19 +136,19 @@ def main() -> int:
         batches = [s for s in sets if len(s.tasks) >= 16 and min(map(len, s.tasks.values())) == 8]
         batches = [*batches[:3], generated(16, 8)]
         rounds = 1 if arguments.quick else 3
-        cost = [r for each in batches for r in speeds.steps(each, make_cache, rounds)]
+        cost = [r for each in batches for r in costs.steps(each, make_cache, rounds)]
         groups = 16 if arguments.quick else 38
         texts = {
-            "8 siblings, 5 % edits": speeds.siblings(groups, 1000, 0.05),
-            "no two alike": speeds.siblings(groups, 1000, 1.0),
+            "8 siblings, 5 % edits": costs.siblings(groups, 1000, 0.05),
+            "no two alike": costs.siblings(groups, 1000, 1.0),
         }
-        cost += speeds.updates(texts, make_cache)
-        cost += speeds.depths(make_cache, (8, 64, 1024, 16384))
-        cost += speeds.off(batches[-1])
+        cost += costs.updates(texts, make_cache)
+        cost += costs.depths(make_cache, (8, 64, 1024, 16384))
+        cost += costs.off(batches[-1])
     for kind in ("step", "update", "depth", "off"):
         print_rows(console, kind, [r for r in cost if r["kind"] == kind])
     report.rows += cost
-    report.bars += speeds.bars(cost)
+    report.bars += costs.bars(cost)
 
     report.print_bars(console)
     report.write(RESULT, ("numpy", "numba"))

@@ -125,7 +125,7 @@ class SuffixDrafter:
             if not self.load.wants_drafts(len(requests)):
                 self.counters.steps_off += 1
                 for request in requests:
-                    request.proposed = 0
+                    request.proposed = _NO_PROPOSAL
                 return [_NOTHING] * len(requests)
             most = self._most(requests, room)
             threshold = np.full(len(requests), self.threshold(len(requests)), np.float32)
@@ -264,19 +264,19 @@ class SuffixDrafter:
         return np.concatenate(kept), [piece.size for piece in kept]
 
     def _count(self, requests: list[_Request], sizes: list[int]) -> None:
-        accepted = steps = drafted = 0
+        steps = drafted = emitted = 0
         for request, size in zip(requests, sizes, strict=True):
-            if size:
-                request.length += size
-                accepted += min(request.proposed, size - 1)
+            request.length += size
+            if size and request.proposed >= 0:
+                self.counters.accepted += min(request.proposed, size - 1)
                 drafted += request.proposed
-                request.proposed = 0
+                emitted += size
                 steps += 1
-        self.counters.accepted += accepted
+                request.proposed = _NO_PROPOSAL
         self.counters.emitted += sum(sizes)
         if steps:
             rate = 1 - (1 - MEAN_RATE) ** steps
-            self._tokens += rate * (sum(sizes) / steps - self._tokens)
+            self._tokens += rate * (emitted / steps - self._tokens)
             self._drafted += rate * (drafted / steps - self._drafted)
 
     def _most(self, requests: list[_Request], room: Sequence[int] | None) -> Ints:
@@ -310,9 +310,10 @@ class _Request:
         self.row = row
         self.sequence = sequence  # -1: no room in the budget
         self.length = length  # tokens so far
-        self.proposed = 0  # tokens of the draft that is being verified
+        self.proposed = _NO_PROPOSAL  # tokens of the draft that is being verified
 
 
+_NO_PROPOSAL: Final = -1
 _NOTHING: Final = np.empty(0, np.int32)
 
 

@@ -100,7 +100,7 @@ def predict(
     """Choose the leading token at a draft position and return its calibrated probability, 0 without candidates.
 
     weight of a candidate = product of its factors; share of a token = its weights / (all weights + escape)
-    logit(p) = 0.8 logit(share) + sum of the offsets of (longest match, supporters, share), (top), (last), (last, top) and
+    logit(p) = 0.8 logit(share) + the offsets of (longest match, supporters, share), (top), (last), (last, top) and
                (last two)
 
     :param values: int32[CANDIDATES], scratch; `totals`: float32[CANDIDATES], scratch.

@@ -171,6 +171,18 @@ def test_other_groups_are_copied_where_the_own_one_has_nothing() -> None:
     assert it.step(["r"], [TEXT[:12]])[0].tolist()[:4] == TEXT[12:16]
 
 
+def test_text_that_was_not_drafted_for_does_not_count_as_a_step() -> None:
+    """A request that is taken up again comes with hundreds of tokens at once."""
+    it = SuffixDrafter(DrafterConfig(budget_megabytes=16, verify_cost=0.1))
+    before = it.threshold(1)
+    wrote(it, "g", [1, 2, 3], TEXT * 10)
+    assert it.threshold(1) == before
+    it.start("r", [1, 2, 3], "g")
+    (draft,) = it.step(["r"], [TEXT[:8]])
+    it.observe(["r"], [[*draft.tolist(), 1]])
+    assert it.threshold(1) != before
+
+
 def test_saved_history_is_loaded_and_merged(tmp_path) -> None:  # type: ignore[no-untyped-def]
     it = drafter()
     wrote(it, "g", [1, 2, 3], TEXT)
