@@ -27,8 +27,8 @@ class Player(Protocol):
     def propose(self, requests: Sequence[Hashable]) -> list[Any]:
         """A draft for each request."""
 
-    def finish(self, request: Hashable, keep: bool) -> None:
-        """A request ends; not `keep`: what it wrote is forgotten."""
+    def finish(self, request: Hashable, keep: bool, more: bool = False) -> None:
+        """A request ends; not `keep`: what it wrote serves nobody but, if there are `more`, its next turns."""
 
     def new_policy(self) -> None:
         """The weights changed."""
@@ -47,8 +47,8 @@ class Slipstream:
         self.propose = self.drafter.propose
         self._version = 0
 
-    def finish(self, request: Hashable, keep: bool) -> None:
-        self.drafter.finish(request, keep=keep)
+    def finish(self, request: Hashable, keep: bool, more: bool = False) -> None:
+        self.drafter.finish(request, keep=keep or more)
 
     def new_policy(self) -> None:
         self._version += 1
@@ -91,7 +91,7 @@ class Arctic:
             for request in requests
         ]
 
-    def finish(self, request: Hashable, keep: bool) -> None:
+    def finish(self, request: Hashable, keep: bool, more: bool = False) -> None:
         self._cache.stop_request(request)
         if not keep:
             self._cache.evict_cached_response(request)
@@ -143,7 +143,7 @@ class RecencyNgram:
                 return list(source[at : at + min(16, 2 * n)])
         return []
 
-    def finish(self, request: Hashable, keep: bool) -> None:
+    def finish(self, request: Hashable, keep: bool, more: bool = False) -> None:
         _, _, undo = self._live.pop(request)
         if not keep:
             for key, before in undo.items():

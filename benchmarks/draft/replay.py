@@ -135,7 +135,7 @@ def _alone(
             if request.done:
                 break
             emitted = request.verify(player.propose([request.name])[0], tally)
-        player.finish(request.name, keep=keep)
+        player.finish(request.name, keep=keep, more=turn + 1 < len(conversation.turns))
 
 
 def _together(

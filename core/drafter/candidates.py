@@ -40,9 +40,11 @@ SKIP_BELOW: Final = 13
 """Matches shorter than this are looked at for further agreement behind one edit."""
 LONGEST_SKIP: Final = 16
 ENOUGH: Final = 20
+"""With a match of this length nothing is looked up."""
 SHORTER: Final = 4
-KEPT_EDITS: Final = 2
-EDIT_LEAST: Final = 4
+"""Contexts shorter than this part of the longest match are not looked up."""
+KEPT_EDITS: Final = 3
+"""Candidates that stay after they predicted another token."""
 
 
 @inlined
@@ -77,8 +79,8 @@ def agreement_after_edit(
 def advance(store: Store, rows: Rows, row: int, source: int, target: int, real: int) -> None:
     """Candidates at `target` = those at `source` that predicted token `real`, moved on by one.
 
-    Up to KEPT_EDITS long ones that predicted another token stay with match 0: the text may go on as they do after an
-    edit of one token.
+    Up to KEPT_EDITS that agreed before but predicted another token stay with match 0: the text may go on as they do
+    after an edit of one token.
     """
     kept = edits = 0
     for i in range(rows.prediction[row, source].count):
@@ -87,7 +89,7 @@ def advance(store: Store, rows: Rows, row: int, source: int, target: int, real: 
         if not is_known(store, position):
             continue
         if store.token[position] != real:
-            if match <= EDIT_LEAST or edits == KEPT_EDITS:
+            if match == 1 or edits == KEPT_EDITS:
                 continue
             edits += 1
             skip = min(match - 1, LONGEST_SKIP)

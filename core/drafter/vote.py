@@ -29,6 +29,9 @@ OFFSET_TABLES: Final = 4
 TOKEN_ENTRIES: Final = 1 << 16
 """Entries of a table for particular tokens; they are hashed."""
 
+LONG: Final = 3
+"""Matches from this length on are alike to the factor of a pair of tokens."""
+
 VOTE_RATE: Final = 0.05
 TOKEN_RATE: Final = 0.2
 """Larger than VOTE_RATE: an entry for particular tokens is taught rarely."""
@@ -100,8 +103,8 @@ def predict(
     """Choose the leading token at a draft position and return its calibrated probability, 0 without candidates.
 
     weight of a candidate = product of its factors; share of a token = its weights / (all weights + escape)
-    logit(p) = 0.8 logit(share) + the offsets of (longest match, supporters, share), (top), (last), (last, top) and
-               (last two)
+    logit(p) = 0.8 logit(share) + the offsets of (longest match, supporters, share), (top, longest match), (last),
+               (last, top) and (last two)
 
     :param values: int32[CANDIDATES], scratch; `totals`: float32[CANDIDATES], scratch.
     """
@@ -126,8 +129,8 @@ def predict(
         by_length = scope * LENGTH_BUCKETS + length
         by_skip = SKIP_BASE + length * SKIP_BUCKETS + skip_bucket(candidate.skip)
         by_rank = RANK_BASE + scope * RANKS + rank
-        by_pair = PAIR_BASE + token_entry(last, token, -1)
-        by_triple = TRIPLE_BASE + token_entry(before_last, last, token)
+        by_pair = PAIR_BASE + token_entry(last, token, min(match, LONG))
+        by_triple = TRIPLE_BASE + token_entry(before_last, last * SCOPES + scope, token)
         weight = (
             learned.vote[by_length]
             * learned.vote[by_skip]
@@ -175,9 +178,9 @@ def predict(
     prediction.escape = escape
     prediction.longest = length
     prediction.cell = cell
-    prediction.of_top = token_entry(top, -1, -1)
+    prediction.of_top = token_entry(top, length, -1)
     prediction.of_last = TOKEN_ENTRIES + token_entry(last, -1, -1)
-    prediction.of_pair = 2 * TOKEN_ENTRIES + token_entry(last, top, -1)
+    prediction.of_pair = 2 * TOKEN_ENTRIES + token_entry(last, top, min(support, SUPPORTS - 1))
     prediction.of_last_two = 3 * TOKEN_ENTRIES + token_entry(last, before_last, -1)
     logit = (
         SHARE_SLOPE * math.log(p / (1 - p))
