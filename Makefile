@@ -19,7 +19,7 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test bench-sync bench-graph bench-rollout check format clean
+.PHONY: help env demo test bench-sync bench-draft bench-graph bench-rollout check format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: env ## run all tests: unit tests, then real engines, then real training ru
 
 bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
 	@$(BIN)/python benchmarks/sync/run.py $(ARGS)
+
+bench-draft: env ## drafting beside ArcticInference and an n-gram: tokens per step, cost, memory (ARGS as above)
+	@$(BIN)/python benchmarks/draft/run.py $(ARGS)
 
 # OR-Tools asks for an older protobuf than Ray has, but solves without it: installed apart, for this benchmark only.
 bench-graph: env ## pipelines sharing a cluster, simulated, beside other schedulers (ARGS="--quick --data DIR"; fails when a bar is missed)

@@ -98,6 +98,20 @@ def demo(
     raise typer.Exit(command.run(framework, model or None, arguments or []))
 
 
+@app.command(context_settings={"ignore_unknown_options": True})  # each benchmark has options of its own
+def bench(
+    area: Annotated[str, typer.Argument(help="What to measure: sync, draft, ...", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OPTIONS", help="For example --quick --data DIR.", show_default=False),
+    ] = None,
+) -> None:
+    """Measure slipstream beside its peers; exit status 1 when a bar is missed."""
+    from slipstream.core.cli import bench as command
+
+    raise typer.Exit(command.run(area, arguments or []))
+
+
 @app.command("inspect")
 def inspect_frames(
     file: Annotated[Path, typer.Argument(help="A frame, or a file of frames.", exists=True, dir_okay=False)],

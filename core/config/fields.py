@@ -23,6 +23,11 @@ def at_least(bound: float) -> dict[str, Any]:
     return {"expected": f"at least {bound}", "accepts": lambda value: value >= bound}
 
 
+def between(low: float, high: float) -> dict[str, Any]:
+    """Field metadata: the value must be from `low` to `high`, both included."""
+    return {"expected": f"from {low} to {high}", "accepts": lambda value: low <= value <= high}
+
+
 @functools.cache
 def annotations_of(schema: Any) -> Mapping[str, Any]:
     """Return the resolved annotation of each field of the dataclass `schema`."""

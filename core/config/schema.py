@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from slipstream.core.config.fields import above, at_least, convert_fields
+from slipstream.core.config.fields import above, at_least, between, convert_fields
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,32 @@ class WeightSyncConfig:
 
 
 @dataclass(frozen=True)
+class DrafterConfig:
+    """What rollout engines draft from (``slipstream.drafter``)."""
+
+    node_path: ClassVar[str] = "slipstream.drafter"
+
+    mode: Literal["suffix", "off"] = "off"
+    """``suffix`` drafts copies of earlier text, ``off`` leaves the engine's own setting untouched."""
+
+    budget_megabytes: int = field(default=512, metadata=at_least(0))
+    """Host memory for history and index of one engine replica, in MiB; reserved at once, taken as it fills."""
+
+    longest_draft: int = field(default=64, metadata=between(0, 64))
+    """Most tokens of a draft."""
+
+    threshold: float = field(default=0.0, metadata=between(0, 1))
+    """Least probability that a draft is accepted whole; 0 follows from the measured cost of verification (0.2 until
+    there are measurements)."""
+
+    verify_cost: float = field(default=0.0, metadata=at_least(0))
+    """Cost of verifying one more token per request, as a share of a step without drafts; 0 measures it."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """Who decides which rollout replica serves a request, and when (``slipstream.router``)."""
 
@@ -96,6 +122,9 @@ class SlipstreamConfig:
 
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """How trained weights reach the rollout engines."""
+
+    drafter: DrafterConfig = field(default_factory=DrafterConfig, kw_only=True)
+    """What rollout engines draft from."""
 
     router: RouterConfig = field(default_factory=RouterConfig)
     """Who decides which rollout replica serves a request, and when."""

@@ -6,6 +6,7 @@ from typing import Final
 
 BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (
     ("weights", "slipstream.core.weights.plugin"),
+    ("drafter", "slipstream.core.drafter.plugin"),
     ("graph", "slipstream.core.graph.plugin"),
     ("rollout", "slipstream.core.rollout.plugin"),
 )

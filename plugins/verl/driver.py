@@ -91,6 +91,11 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
     Raises:
         ConfigError: with the key, what it needs and what to do.
     """
+    if slipstream.drafter.mode != "off":
+        raise ConfigError(
+            f"slipstream.drafter.mode={slipstream.drafter.mode}: verl's engines do not draft with slipstream in this "
+            "version, so it would do nothing; remove it"
+        )
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
     if backend != BACKEND and "mode" not in (config.slipstream.get("weight_sync") or {}):

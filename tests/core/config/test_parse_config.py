@@ -47,8 +47,10 @@ def test_interpolations_are_resolved_against_the_whole_config():
             ["slipstream.weight_sync.mod: unknown key; did you mean 'mode'? valid keys: mode, level, snapshot"],
         ),
         ({"weight_sink": {}}, ["slipstream.weight_sink: unknown key; did you mean 'weight_sync'?"]),
-        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, router, events"]),
-        ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter: not available in this version", "valid keys"]),
+        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, drafter, router, events"]),
+        ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter.kind: unknown key", "valid keys: mode"]),
+        ({"drafter": {"longest_draft": 65}}, ["slipstream.drafter.longest_draft: expected from 0 to 64, got 65"]),
+        ({"router": {"kind": "suffix"}}, ["slipstream.router.kind: unknown key", "valid keys: mode"]),
         ({"placement": {}}, ["slipstream.placement: not available in this version"]),
         (
             {"weight_sync": {"mode": "dela"}},
@@ -69,7 +71,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
         ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
         ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
-        ([], ["slipstream: expected a mapping with the keys weight_sync, router, events; got []"]),
+        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, events; got []"]),
         (None, ["slipstream: expected a mapping", "got None"]),
     ],
 )

@@ -1,0 +1,160 @@
+"""Drafting beside ArcticInference's suffix decoding and a recency n-gram: tokens per verification step, and cost.
+
+    make bench-draft [ARGS="--quick --data DIR"]       or: slipstream bench draft [--quick] [--data DIR]
+
+Replays recorded rollouts (see `replay`), prints tables, writes benchmarks/results/draft.json, and exits with status 1
+when a bar is missed. A step that verifies D drafted tokens takes 1 + c D; what counts is tokens per time,
+T / (1 + c D), for several costs c. Ours is told c, as it would measure it on an engine; peers have no use for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import arctic_build
+import costs
+from drafters import Arctic, Player, RecencyNgram, Slipstream
+from replay import MODES, Tally, replay
+from rich.console import Console
+from rich.progress import Progress
+from rollouts import RolloutSet, generated, recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks" / "sync"))
+
+from bars import Bar, Report, print_rows  # noqa: E402 - shared by the areas
+
+RESULT = ROOT / "benchmarks" / "results" / "draft.json"
+COSTS = {0.02: 1.20, 0.05: 1.15, 0.1: 1.13, 0.2: 1.15}
+"""Cost of a drafted token, and the least mean gain over ArcticInference at it."""
+FIXED = 0.2
+STUDY_TASKS = {"math100x8_qwen25math": 53, "tau_airline": 23, "mint_alfworld_mixtral": 24, "game24_100x64_gpt4": 42}
+FIXED_BARS = {
+    "math100x8_qwen25math": {"seq": (4.55, 7.2), "conc": (4.7, 6.8), "epoch": (4.8, 7.8)},
+    "tau_airline": {"seq": (2.44, 3.3), "conc": (2.48, 3.4), "epoch": (3.04, 4.7)},
+    "mint_alfworld_mixtral": {"seq": (7.9, 12), "conc": (8.4, 11.7), "epoch": (11.5, 19)},
+    "game24_100x64_gpt4": {"seq": (2.83, 3.9), "conc": (2.94, 3.4), "epoch": (4.1, 6.8)},
+    "humaneval164x32_codegen16b": {"seq": (1.67, 1.8), "conc": (1.70, 1.7), "epoch": (1.85, 2.2)},
+}
+"""Tokens per step at least, drafted at most, with a fixed threshold of 0.2 (`field/drafter_policy.md` section 7)."""
+
+
+def row(rollouts: RolloutSet, mode: str, drafter: str, tally: Tally) -> dict[str, Any]:
+    """One cell of the result."""
+    return {
+        "kind": "replay",
+        "set": rollouts.name,
+        "mode": mode,
+        "drafter": drafter,
+        "tokens/step": tally.tokens,
+        "drafted/step": tally.drafts,
+        "accepted/drafted": tally.accepted / max(1, tally.drafted),
+        "steps": tally.steps,
+    }
+
+
+def players(make_cache: costs.MakeCache) -> dict[str, Player]:
+    """Fresh drafters of every kind."""
+    ours = {f"slipstream c={cost:g}": Slipstream(verify_cost=cost) for cost in COSTS}
+    return {
+        "arctic": Arctic(make_cache),
+        "n-gram": RecencyNgram(),
+        f"slipstream {FIXED:g}": Slipstream(threshold=FIXED),
+        **ours,
+    }
+
+
+def cells(rollouts: RolloutSet, make_cache: costs.MakeCache) -> Iterator[dict[str, Any]]:
+    """Every mode and drafter on one set."""
+    siblings = any(len(attempts) > 1 for attempts in rollouts.tasks.values())
+    for mode in MODES if siblings else ("prompt", "epoch"):
+        for name, player in players(make_cache).items():
+            yield row(rollouts, mode, name, replay(rollouts, mode, player))
+
+
+def speed(cell: dict[str, Any], cost: float) -> float:
+    """Tokens per time of a step without drafts."""
+    return float(cell["tokens/step"]) / (1 + cost * float(cell["drafted/step"]))
+
+
+def bars(rows: list[dict[str, Any]], *, whole: bool) -> Iterator[Bar]:
+    """The promises about drafts; those of the study's table only on the `whole` sets they were measured on."""
+    found = {(r["set"], r["mode"], r["drafter"]): r for r in rows}
+    places = sorted({(r["set"], r["mode"]) for r in rows})
+    for cost, mean in COSTS.items():
+        gains: list[tuple[float, str]] = []
+        over_ngram: list[tuple[float, str]] = []
+        for place in places:
+            ours = speed(found[(*place, f"slipstream c={cost:g}")], cost)
+            gains.append((ours / speed(found[(*place, "arctic")], cost), " ".join(place)))
+            over_ngram.append((ours / speed(found[(*place, "n-gram")], cost), " ".join(place)))
+        geometric = math.exp(sum(math.log(gain) for gain, _ in gains) / len(gains))
+        where = f"c = {cost:g}, {len(gains)} cells"
+        yield Bar.at_least(f"speed over arctic, {where}: geometric mean", geometric, "times", mean)
+        yield Bar.at_least(f"speed over arctic, {where}: worst", min(gains)[0], "times", 1.0, min(gains)[1])
+        yield Bar.at_least(f"speed over n-gram, {where}: worst", min(over_ngram)[0], "times", 1.0, min(over_ngram)[1])
+    if whole:
+        for name, modes in FIXED_BARS.items():
+            for mode, (tokens, drafted) in modes.items():
+                ours = found.get((name, mode, f"slipstream {FIXED:g}"))
+                if ours is not None:
+                    arctic = found[(name, mode, "arctic")]
+                    peer = f"arctic {arctic['tokens/step']:.2f} for {arctic['drafted/step']:.2f} drafted"
+                    where = f"threshold {FIXED:g}, {name} {mode}"
+                    yield Bar.at_least(where, ours["tokens/step"], "tokens/step", tokens, peer)
+                    yield Bar.at_most(where, ours["drafted/step"], "drafted/step", drafted, peer)
+
+
+def main() -> int:
+    """Run everything and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few tasks of each set")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="recorded rollouts")
+    arguments = parser.parse_args()
+    console, report = Console(), Report()
+    make_cache = arctic_build.suffix_decoding_cache()
+    sets = list(recorded(arguments.data, attempts=8, tasks=4 if arguments.quick else None))
+    if not arguments.quick:
+        for each in sets:  # the study took the first tasks of one set
+            each.tasks = dict(list(each.tasks.items())[: STUDY_TASKS.get(each.name)])
+    if not sets:
+        report.remarks.append(f"no rollouts in {arguments.data}/rollouts: siblings are generated here")
+        sets = [generated(16, 8)]
+    with Progress(console=console, transient=True) as progress:
+        for each in progress.track(sets, description="replay"):
+            found = list(cells(each, make_cache))
+            report.rows += found
+            print_rows(progress.console, each.name, [{k: v for k, v in r.items() if k != "set"} for r in found])
+    report.bars += bars(report.rows, whole=not arguments.quick)
+
+    with console.status("cost"):
+        batches = [s for s in sets if len(s.tasks) >= 16 and min(map(len, s.tasks.values())) == 8]
+        batches = [*batches[:3], generated(16, 8)]
+        rounds = 1 if arguments.quick else 3
+        cost = [r for each in batches for r in costs.steps(each, make_cache, rounds)]
+        groups = 16 if arguments.quick else 38
+        texts = {
+            "8 siblings, 5 % edits": costs.siblings(groups, 1000, 0.05),
+            "no two alike": costs.siblings(groups, 1000, 1.0),
+        }
+        cost += costs.updates(texts, make_cache)
+        cost += costs.depths(make_cache, (8, 64, 1024, 16384))
+        cost += costs.off(batches[-1])
+    for kind in ("step", "update", "depth", "off"):
+        print_rows(console, kind, [r for r in cost if r["kind"] == kind])
+    report.rows += cost
+    report.bars += costs.bars(cost)
+
+    report.print_bars(console)
+    report.write(RESULT, ("numpy", "numba"))
+    console.print(f"{len(report.bars) - report.missed} of {len(report.bars)} bars met; written to {RESULT}")
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

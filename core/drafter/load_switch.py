@@ -1,0 +1,139 @@
+"""Whether drafting pays on a replica at its present load, from measured times of its steps.
+
+Steps are sorted by batch size (powers of two). For each size two things are learned: the time of a step without
+drafts, and the line time = start + slope x drafted tokens of steps with them. Drafting stays on while
+
+    tokens per step with drafts / time with drafts  >  tokens per step without / time without
+
+with a margin either way, so that it does not flip on noise. Both kinds of step are probed again now and then, at
+doubling intervals, so that a decision can be revised. The same measurements give the cost of one more verified token,
+which sets how unlikely a drafted token may be (`threshold`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+RATE: Final = 0.05
+"""Weight of the latest step in every mean."""
+PROBE_RATE: Final = 0.25
+"""The same while probing: what was measured before the last probe is old."""
+MARGIN: Final = 0.03
+"""Share by which the other mode must be faster before it is chosen."""
+PROBE_STEPS: Final = 4
+FIRST_INTERVAL: Final = 64
+LONGEST_INTERVAL: Final = 1024
+
+
+@dataclass
+class _Load:
+    """What is known about one batch size."""
+
+    on: bool = True
+    plain: float = 0.0
+    """Seconds per row of a step without drafts, 0 while unknown; mean."""
+    plain_steps: int = 0
+    drafted_steps: int = 0
+    tokens: float = 1.0
+    """Tokens per row of a step with drafts; mean."""
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    """Means of drafted tokens per row and seconds per row, and of their products."""
+    probing: int = 0
+    """Steps that the mode which is not chosen is still tried for."""
+    until_probe: int = field(default=FIRST_INTERVAL)
+    interval: int = field(default=FIRST_INTERVAL)
+
+
+class LoadSwitch:
+    """The decision of one replica."""
+
+    def __init__(self, verify_cost: float = 0.0) -> None:
+        """Start with drafts on.
+
+        :param verify_cost: cost of one more verified token per request, as a share of a step without drafts; 0 learns
+            it from the times given to `timed`.
+        """
+        self._fixed_cost = verify_cost
+        self._loads: dict[int, _Load] = {}
+        self.turned_on = 0
+        self.turned_off = 0
+        self.probes = 0
+
+    def wants_drafts(self, batch: int) -> bool:
+        """Whether a step of `batch` requests should draft."""
+        load = self._loads.get(_size(batch))
+        return load is None or load.on != (load.probing > 0)
+
+    def cost(self, batch: int) -> float | None:
+        """Cost of one more verified token per request, as a share of a step without drafts; None while unknown."""
+        if self._fixed_cost > 0:
+            return self._fixed_cost
+        load = self._loads.get(_size(batch))
+        if load is None or load.plain_steps < PROBE_STEPS or load.drafted_steps < 4 * PROBE_STEPS:
+            return None
+        variance = load.xx - load.x * load.x
+        if variance <= 1e-6 * load.xx or load.x <= 0:
+            return None
+        slope = (load.xy - load.x * load.y) / variance
+        # noise must not make verification free: at least a hundredth of what an even share would be
+        return max(slope, 0.01 * load.y / (1 + load.x)) / load.plain
+
+    def timed(self, batch: int, drafted: int, emitted: int, seconds: float) -> None:
+        """Learn from a finished step.
+
+        :param batch: its requests; `drafted`: tokens drafted for it, in all; `emitted`: tokens it gave, in all.
+        :param seconds: from the start of drafting to the end of sampling.
+        """
+        if batch <= 0 or not (seconds > 0 and math.isfinite(seconds)):
+            return
+        load = self._loads.setdefault(_size(batch), _Load())
+        least = PROBE_RATE if load.probing else RATE
+        if drafted == 0:
+            load.plain_steps += 1
+            load.plain += max(least, 1 / load.plain_steps) * (seconds / batch - load.plain)
+        else:
+            load.drafted_steps += 1
+            rate = max(least, 1 / load.drafted_steps)
+            x, y = drafted / batch, seconds / batch
+            load.x += rate * (x - load.x)
+            load.y += rate * (y - load.y)
+            load.xx += rate * (x * x - load.xx)
+            load.xy += rate * (x * y - load.xy)
+            load.tokens += rate * (emitted / batch - load.tokens)
+        self._decide(load)
+
+    def _decide(self, load: _Load) -> None:
+        if load.probing > 0:
+            load.probing -= 1
+            if load.probing == 0:
+                self._compare(load)
+            return
+        load.until_probe -= 1
+        if load.until_probe <= 0:
+            load.probing = PROBE_STEPS
+            load.until_probe = load.interval
+            self.probes += 1
+
+    def _compare(self, load: _Load) -> None:
+        if not (load.plain_steps and load.drafted_steps):
+            return
+        gain = load.tokens / load.y * load.plain
+        better = gain > 1 + MARGIN if not load.on else gain > 1 - MARGIN
+        if better == load.on:
+            load.interval = min(2 * load.interval, LONGEST_INTERVAL)
+            return
+        load.on = better
+        load.interval = FIRST_INTERVAL
+        if better:
+            self.turned_on += 1
+        else:
+            self.turned_off += 1
+
+
+def _size(batch: int) -> int:
+    return max(0, batch - 1).bit_length()

@@ -1,0 +1,66 @@
+"""The load switch on engines whose step times are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slipstream.core.drafter import LoadSwitch, SuffixDrafter
+
+
+def run(switch: LoadSwitch, batch: int, slope: float, steps: int, gain: float = 2.5, noise: float = 0.02) -> float:
+    """Steps of 10 ms plus `slope` ms per drafted token of a row; returns the share of drafting in the last half."""
+    dice = random.Random(0)
+    drafting = 0
+    for step in range(steps):
+        on = switch.wants_drafts(batch)
+        drafted = batch * dice.choice([3, 4, 5]) if on else 0
+        seconds = (0.010 + slope / 1000 * drafted / batch) * dice.uniform(1 - noise, 1 + noise)
+        emitted = round(batch * gain) if on else batch
+        switch.timed(batch, drafted, emitted, seconds)
+        drafting += on and step >= steps // 2
+    return drafting / (steps - steps // 2)
+
+
+def test_cheap_verification_keeps_drafting_on() -> None:
+    switch = LoadSwitch()
+    assert run(switch, 8, slope=0.2, steps=2000) > 0.95
+    assert switch.turned_off == 0
+    assert switch.cost(8) == pytest.approx(0.02, rel=0.5)
+
+
+def test_dear_verification_turns_it_off_and_less_load_on_again() -> None:
+    """ArcticInference #185, SGLang #13376: slower than no speculation at high concurrency."""
+    switch = LoadSwitch()
+    assert run(switch, 64, slope=8.0, steps=2000) < 0.05
+    assert switch.turned_off == 1
+    assert run(switch, 4, slope=0.2, steps=1000) > 0.9  # another load is another decision
+    assert run(switch, 64, slope=0.2, steps=20_000) > 0.9  # and the first one is revised
+    assert switch.turned_on == 1
+
+
+def test_noise_at_break_even_does_not_flip_it_all_the_time() -> None:
+    switch = LoadSwitch()
+    run(switch, 16, slope=3.75, steps=5000, noise=0.1)  # 2.5 tokens for 2.5 times the time
+    assert switch.turned_off + switch.turned_on <= 6
+
+
+def test_senseless_times_are_ignored() -> None:
+    switch = LoadSwitch()
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        switch.timed(8, 8, 8, seconds)
+    switch.timed(0, 0, 0, 1.0)
+    assert switch.wants_drafts(8)
+    assert switch.cost(8) is None
+
+
+def test_off_steps_draft_nothing_and_are_counted() -> None:
+    it = SuffixDrafter()
+    it.start("r", [1, 2, 3])
+    it.load.wants_drafts = lambda batch: False  # type: ignore[method-assign]
+    assert it.step(["r"], [[1, 2, 3, 1, 2]])[0].size == 0
+    assert it.counters.steps_off == 1
+    assert it.counters.proposals == 0
+    it.load.wants_drafts = lambda batch: True  # type: ignore[method-assign]
+    assert it.step(["r"], [[3, 1]])[0].tolist()[:2] == [2, 3]  # text that came while it was off is known
