@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,10 @@ class AdapterEngine:
 
     def finish_loading(self) -> None:
         """Nothing is derived from them here."""
+
+    def derived(self) -> list[MutableMapping[str, Any]]:
+        """Nothing."""
+        return []
 
     def live_storages(self) -> dict[int, int]:
         """Data pointer to bytes."""

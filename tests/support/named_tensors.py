@@ -24,6 +24,9 @@ class NamedTensors:
     def finish_loading(self) -> None:
         """Nothing is derived from the weights."""
 
+    def derived(self) -> list[dict[str, object]]:
+        return []
+
     def live_storages(self) -> dict[int, int]:
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
 

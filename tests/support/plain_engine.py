@@ -28,6 +28,9 @@ class PlainEngine:
     def finish_loading(self) -> None:
         pass
 
+    def derived(self) -> list[dict[str, object]]:
+        return []
+
     def live_storages(self) -> dict[int, int]:
         storages = (tensor.untyped_storage() for tensor in self.tensors.values())
         return {storage.data_ptr(): storage.nbytes() for storage in storages}
