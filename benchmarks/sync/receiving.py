@@ -152,11 +152,12 @@ class Stream:
         layout = self.worker._layout
         assert layout is not None
         units = link_units(self.specs, layout.tensors, whole_tensors(self.specs, RUN).senders, 0)
-        return SendingLink(units, self.bits.__getitem__, level)
+        link = SendingLink(units, self.bits.__getitem__, level)
+        link.begin(1)
+        return link
 
     def _script(self, changes: Sequence[TensorChanges], level: int) -> _Script:
         link = self.link(level)
-        link.begin(1)
         for index, change in enumerate(changes):
             link.stage(index, change)
         link.finish()

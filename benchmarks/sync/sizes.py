@@ -66,6 +66,7 @@ class End:
         )
         link = link_units(specs, tensors, whole_tensors(specs, 1).senders, 0)
         self.link = SendingLink(link, snapshot.bits, level)
+        self.link.begin(1)
         self.held = LayoutMap(specs, tensors, [as_bits(tensor.clone()).reshape(-1) for tensor in weights.values()])
 
     def frames(self, identity: Identity) -> list[bytes]:
