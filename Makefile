@@ -35,7 +35,7 @@ endif
 	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
-	@$(BIN)/pytest --durations=15 --session-timeout=3300 $(PYTEST_ARGS)
+	@$(BIN)/pytest --durations=15 --session-timeout=4500 $(PYTEST_ARGS)
 
 bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
 	@$(BIN)/python benchmarks/sync/run.py $(ARGS)
