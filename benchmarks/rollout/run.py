@@ -30,7 +30,7 @@ from slipstream.core.rollout.simulation.replay import OURS, percentile, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "rollout.json"
-FIRST_SEED = 21
+FIRST_SEED = 101
 QUICK_SEEDS = 4
 EXTRA = "verl+priority"
 DECISION_MICROSECONDS = 50.0

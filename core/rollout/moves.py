@@ -67,10 +67,10 @@ def move_gain(live: Live, source: Load, target: Load, left: float, extra: float,
     return max(source.seconds, target.seconds) - max(without, joined + extra)
 
 
-def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings, single_turn: bool) -> bool:
+def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings) -> bool:
     """Whether a gain is worth the prefill, the disturbance, and the error of the prediction."""
-    share = settings.move_gain_share if single_turn else settings.multi_turn_gain_share
-    return gain - settings.move_margin * extra >= max(settings.move_gain_seconds, share * home_seconds)
+    least = max(settings.move_gain_seconds, settings.move_gain_share * home_seconds)
+    return gain - settings.move_margin * extra >= least
 
 
 def best_migration(
@@ -93,7 +93,7 @@ def best_migration(
     last = max(range(len(loads)), key=lambda index: loads[index].seconds)
     first = min(range(len(loads)), key=lambda index: loads[index].seconds)
     source, target = loads[last], loads[first]
-    if source.seconds - target.seconds <= settings.imbalance * source.seconds:
+    if source.seconds - target.seconds <= settings.imbalance_share(single_turn) * source.seconds:
         return None
     best: Move | None = None
     for live, left in zip(source.live, source.remaining, strict=True):
@@ -108,6 +108,6 @@ def best_migration(
         if source.seconds - target.seconds <= extra or not has_room(live, replicas[first]):
             continue
         gain = move_gain(live, source, target, float(left), extra, costs)
-        if enough(gain, extra, source.seconds, settings, single_turn) and (best is None or gain > best.gain):
+        if enough(gain, extra, source.seconds, settings) and (best is None or gain > best.gain):
             best = Move(live, replicas[last], replicas[first], gain)
     return best

@@ -341,15 +341,15 @@ class CacheAwareRouter:
         if not settings.move_seconds or len(self.replicas) < 2 or len(self._order) or self._parked:
             return home
         other = min((each for each in self.replicas.values() if each is not home), key=lambda each: each.finish)
-        if other.stalled or home.finish - other.finish < settings.move_gain_seconds:
+        if other.stalled or home.finish - other.finish <= settings.imbalance_share(single) * home.finish:
             return home
         extra = extra_prefill(live, other, costs)
-        if not enough(home.finish - other.finish, extra, home.finish, settings, single) or not self._fits(live, other):
+        if not enough(home.finish - other.finish, extra, home.finish, settings) or not self._fits(live, other):
             return home
         here, there = load_of(home, self._remaining, costs), load_of(other, self._remaining, costs)
         gain = move_gain(live, here, there, self._remaining(live), extra, costs)
         home.finish, other.finish = here.seconds, there.seconds
-        if not enough(gain, extra, here.seconds, settings, single):
+        if not enough(gain, extra, here.seconds, settings):
             return home
         self._move(live, home, other)
         self.counts.return_moves += 1
