@@ -24,6 +24,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from rich.console import Console
+
 from slipstream.core.rollout import CostFit, LoadReport, ReplicaLimits, Segment, StepCosts
 from slipstream.core.rollout.simulation.cluster import Cluster
 from slipstream.core.rollout.simulation.engine import EngineModel
@@ -32,9 +33,9 @@ from slipstream.core.rollout.simulation.workload import Trajectory, TurnWork, Wo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "sync"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-import tiny_qwen2  # noqa: E402
-import torch  # noqa: E402
-from bars import print_rows  # noqa: E402
+import tiny_qwen2
+import torch
+from bars import print_rows
 
 MAX_RUNNING, CHUNK, BLOCK, CONTEXT = 16, 1024, 32, 512
 PRIOR = StepCosts(step=5e-3, request=0.5e-3, context=1e-6, prefill=20e-6, prefill_quadratic=1e-9)

@@ -53,8 +53,8 @@ class RouterSettings:
     """Finish estimates must differ by this share of the later one for a move."""
 
     multi_turn_imbalance: float = 0.7
-    """The same for several turns, whose remaining work is harder to tell and whose contexts cost more to move: only once
-    a replica has nearly run dry."""
+    """The same for several turns, whose remaining work is harder to tell and whose contexts cost more to move: only
+    once a replica has nearly run dry."""
 
     moves: int = 3
     """Migrations of a trajectory in a step at most."""

@@ -172,6 +172,16 @@ class RouterMachine(RuleBasedStateMachine):
         client.request, client.dispatch, client.turns = None, None, client.index
         self.poll()
 
+    @precondition(lambda self: any(each.request for each in self.clients.values()))
+    @rule(data=st.data())
+    def try_again(self, data: st.DataObject) -> None:
+        """The client gives a request up and sends it anew, as a retry after a timeout does."""
+        client = data.draw(st.sampled_from([each for each in self.clients.values() if each.request]))
+        self.router.cancel(client.request, self.now)
+        client.dispatch = None
+        self._submit(client)
+        self.poll()
+
     @invariant()
     def every_request_is_somewhere(self) -> None:
         asked = {client.request for client in self.clients.values() if client.request}
@@ -218,4 +228,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRouterMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
