@@ -83,8 +83,7 @@ class CacheAwareRouter:
         self._live: dict[TrajectoryId, tuple[Live, ReplicaState | None]] = {}
         """Bound trajectories and their homes; None for a home that is lost."""
         self._requests: dict[RequestId, _InFlight] = {}
-        self._attempts: dict[RequestId, int] = {}
-        """Of every request that is not answered; the last attempt."""
+        self._unanswered: set[RequestId] = set()
         self._parking = ParkingLot()
         self._returned: list[Live] = []
         self._aborts: list[Abort] = []
@@ -162,7 +161,7 @@ class CacheAwareRouter:
 
         :raises ValueError: when the request, or another of its trajectory, is not answered yet.
         """
-        if turn.request_id in self._attempts:
+        if turn.request_id in self._unanswered:
             raise ValueError(f"request {turn.request_id!r} is not answered yet; request ids must be unique")
         known = self._live.get(turn.trajectory)
         if known is None:
@@ -186,7 +185,7 @@ class CacheAwareRouter:
             live.turn = turn
             self._footprints.refresh(live, home, turn.own_tokens)
             self._returned.append(live)
-        self._attempts[turn.request_id] = 0
+        self._unanswered.add(turn.request_id)
 
     def progress(self, request_id: RequestId, output_tokens: int, now: float) -> None:
         """Take the output tokens of the current attempt."""
@@ -227,15 +226,16 @@ class CacheAwareRouter:
         live.turns += 1
         live.stitched = live.moves_this_turn = 0
         live.turn, live.target, live.resident = None, None, True
-        del self._attempts[request_id]
+        self._unanswered.remove(request_id)
         if result.ended:
             self.end_trajectory(live.trajectory, now)
         return True
 
     def cancel(self, request_id: RequestId, now: float) -> None:
         """Forget a request that its client gave up; its trajectory stays live until it ends."""
-        if self._attempts.pop(request_id, None) is None:
+        if request_id not in self._unanswered:
             return
+        self._unanswered.remove(request_id)
         record = self._requests.pop(request_id, None)
         if record is not None:
             self.replicas[record.replica].in_flight -= 1
@@ -280,7 +280,7 @@ class CacheAwareRouter:
     @property
     def waiting(self) -> int:
         """Requests that are held: queued, parked, or returned since the last poll."""
-        return len(self._attempts) - len(self._requests)
+        return len(self._unanswered) - len(self._requests)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -394,13 +394,13 @@ class CacheAwareRouter:
     def _dispatch(self, live: Live, state: ReplicaState, now: float, actions: list[Action]) -> None:
         assert live.turn is not None
         request_id = live.turn.request_id
-        attempt = self._attempts[request_id] = self._attempts[request_id] + 1
+        self.counts.dispatched += 1
+        attempt = self.counts.dispatched
         self._requests[request_id] = _InFlight(live, state.name, attempt)
         if not state.in_flight:
             state.heard = now
         state.in_flight += 1
         live.dispatched, live.decoded, live.last_seen = True, 0, now
-        self.counts.dispatched += 1
         late = self._order.overloaded and not live.turns
         actions.append(Dispatch(request_id, state.name, attempt, int(late)))
 
