@@ -214,8 +214,8 @@ def test_data_parallel_ranks_are_replicas_of_their_own():
     assert dispatches(made, 2.0)[0, 1].replica == home.replica
 
 
-def test_everything_that_is_aborted_comes_back_with_what_it_had():
-    """[SkyRL #537, vLLM #32103] N in flight and M waiting: all N + M are answered, waiting ones with no tokens."""
+def test_everything_that_is_aborted_is_forgotten_and_said():
+    """[SkyRL #537, vLLM #32103] N in flight and M waiting: the engine is told of N, and none of N + M is left."""
     made = router(1, kv=1000)
     for name in range(5):
         made.submit(turn(name, own=250), 0.0)
