@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from slipstream.core.hooks import plugins
 from slipstream.core.rollout import (
     Abort,
     CacheAwareRouter,
@@ -300,3 +301,10 @@ def test_memory_is_bounded_by_what_is_live():
     assert not made._unanswered
     assert not made._requests
     assert not made._order._footprints
+
+
+def test_the_router_is_an_ordinary_plugin():
+    policy = plugins().routing_policy("cache_aware").factory()
+    policy.add_replica(0, ReplicaLimits(1000, 4), 0.0)
+    policy.submit(turn(0), 0.0)
+    assert [each.replica for each in policy.poll(0.0)] == [0]
