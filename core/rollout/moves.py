@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from slipstream.core.rollout.costs import StepCosts
+from slipstream.core.rollout.costs import CostFit, StepCosts
 from slipstream.core.rollout.finish import Array, finish_seconds
+from slipstream.core.rollout.prediction import LengthModel
 from slipstream.core.rollout.replica import Live, ReplicaState
 from slipstream.core.rollout.settings import RouterSettings
 
-Remaining = Callable[[Live], float]
+HasRoom = Callable[[Live, ReplicaState], bool]
 
 
 class Load(NamedTuple):
@@ -37,15 +38,6 @@ class Move(NamedTuple):
     """Seconds, after the prefill it costs."""
 
 
-def load_of(replica: ReplicaState, remaining: Remaining, costs: StepCosts) -> Load:
-    """Estimate when a replica would be done."""
-    live = tuple(replica.live.values())
-    left = np.fromiter(map(remaining, live), np.float64, len(live))
-    context = np.fromiter((each.context for each in live), np.float64, len(live))
-    duty = min(max(replica.in_flight / len(live), 0.25), 1.0) if live else 1.0
-    return Load(live, left, context, duty, finish_seconds(left, context, duty, costs))
-
-
 def extra_prefill(live: Live, target: ReplicaState, costs: StepCosts) -> float:
     """Seconds of prefill at the target that staying would not take: 0 when its context is not at home."""
     if not live.resident:
@@ -67,47 +59,82 @@ def move_gain(live: Live, source: Load, target: Load, left: float, extra: float,
     return max(source.seconds, target.seconds) - max(without, joined + extra)
 
 
-def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings, single_turn: bool) -> bool:
+def enough(gain: float, extra: float, home_seconds: float, settings: RouterSettings) -> bool:
     """Whether a gain is worth the prefill, the disturbance, and the error of the prediction."""
-    share = settings.move_gain_share if single_turn else settings.multi_turn_gain_share
-    return gain - settings.move_margin * extra >= max(settings.move_gain_seconds, share * home_seconds)
+    least = max(settings.move_gain_seconds, settings.move_gain_share * home_seconds)
+    return gain - settings.move_margin * extra >= least
 
 
-def best_migration(
-    replicas: Sequence[ReplicaState],
-    remaining: Remaining,
-    has_room: Callable[[Live, ReplicaState], bool],
-    costs: StepCosts,
-    settings: RouterSettings,
-    single_turn: bool,
-    now: float,
-) -> Move | None:
-    """Return the migration that gains most, from the replica that would be done last to the one done first.
+class Mover:
+    """Looks for moves, for returning turns and in the middle of one.
 
-    Any decoding trajectory is a candidate, not only the longest: moving short companions away from a long one is
-    often cheaper.
+    :param has_room: whether a trajectory may be bound to a replica.
     """
-    if len(replicas) < 2:
-        return None
-    loads = [load_of(replica, remaining, costs) for replica in replicas]
-    last = max(range(len(loads)), key=lambda index: loads[index].seconds)
-    first = min(range(len(loads)), key=lambda index: loads[index].seconds)
-    source, target = loads[last], loads[first]
-    if source.seconds - target.seconds <= settings.imbalance * source.seconds:
-        return None
-    best: Move | None = None
-    for live, left in zip(source.live, source.remaining, strict=True):
-        movable = live.dispatched and live.decoded and live.moves < settings.moves
-        if (
-            not movable
-            or live.moves_this_turn >= settings.moves_per_turn
-            or now < live.moved_at + settings.rest_seconds
-        ):
-            continue
-        extra = extra_prefill(live, replicas[first], costs)
-        if source.seconds - target.seconds <= extra or not has_room(live, replicas[first]):
-            continue
-        gain = move_gain(live, source, target, float(left), extra, costs)
-        if enough(gain, extra, source.seconds, settings, single_turn) and (best is None or gain > best.gain):
-            best = Move(live, replicas[last], replicas[first], gain)
-    return best
+
+    def __init__(self, settings: RouterSettings, costs: CostFit, lengths: LengthModel, has_room: HasRoom) -> None:
+        self._settings, self._fit, self._lengths, self._has_room = settings, costs, lengths, has_room
+
+    def better_home(self, live: Live, home: ReplicaState, replicas: Iterable[ReplicaState]) -> ReplicaState | None:
+        """Return the replica where a returning turn should go instead of home; None to stay.
+
+        Judged first by the estimates of the last look, so that most decisions cost a comparison.
+        """
+        settings, costs = self._settings, self._fit.costs
+        other = min((each for each in replicas if each is not home), key=lambda each: each.finish, default=home)
+        ahead = home.finish - other.finish
+        if other is home or other.stalled or ahead <= self._imbalance * home.finish:
+            return None
+        extra = extra_prefill(live, other, costs)
+        if not enough(ahead, extra, home.finish, settings) or not self._has_room(live, other):
+            return None
+        here, there = self._load(home), self._load(other)
+        gain = move_gain(live, here, there, self._remaining(live), extra, costs)
+        return other if enough(gain, extra, here.seconds, settings) else None
+
+    def best_migration(self, replicas: Sequence[ReplicaState], now: float) -> Move | None:
+        """Return the migration that gains most, from the replica that would be done last to the one done first.
+
+        Any decoding trajectory is a candidate, not only the longest: moving short companions away from a long one is
+        often cheaper.
+        """
+        loads = [self._load(replica) for replica in replicas]
+        if len(loads) < 2:
+            return None
+        last = max(range(len(loads)), key=lambda index: loads[index].seconds)
+        first = min(range(len(loads)), key=lambda index: loads[index].seconds)
+        source, target = loads[last], loads[first]
+        ahead = source.seconds - target.seconds
+        if ahead <= self._imbalance * source.seconds:
+            return None
+        settings, costs = self._settings, self._fit.costs
+        best: Move | None = None
+        for live, left in zip(source.live, source.remaining, strict=True):
+            extra = extra_prefill(live, replicas[first], costs)
+            if not self._movable(live, now) or ahead <= extra or not self._has_room(live, replicas[first]):
+                continue
+            gain = move_gain(live, source, target, float(left), extra, costs)
+            if enough(gain, extra, source.seconds, settings) and (best is None or gain > best.gain):
+                best = Move(live, replicas[last], replicas[first], gain)
+        return best
+
+    @property
+    def _imbalance(self) -> float:
+        return self._settings.imbalance_share(self._lengths.single_turn)
+
+    def _movable(self, live: Live, now: float) -> bool:
+        settings = self._settings
+        rested = now >= live.moved_at + settings.rest_seconds
+        few = live.moves < settings.moves and live.moves_this_turn < settings.moves_per_turn
+        return live.dispatched and live.decoded > 0 and few and rested
+
+    def _remaining(self, live: Live) -> float:
+        return self._lengths.remaining(live.produced + live.stitched + live.decoded, live.group)
+
+    def _load(self, replica: ReplicaState) -> Load:
+        """Estimate when a replica would be done, and remember it."""
+        live = tuple(replica.live.values())
+        left = np.fromiter(map(self._remaining, live), np.float64, len(live))
+        context = np.fromiter((each.context for each in live), np.float64, len(live))
+        duty = min(max(replica.in_flight / len(live), 0.25), 1.0) if live else 1.0
+        replica.finish = finish_seconds(left, context, duty, self._fit.costs)
+        return Load(live, left, context, duty, replica.finish)

@@ -99,9 +99,12 @@ class KvCapacity:
         """Something had to be given up."""
         self.effective = max(self.effective * self.shrink, self.reported / 2)
 
-    def held(self) -> None:
-        """A returning turn found everything at home."""
-        self.effective = min(self.effective * self.recovery, float(self.reported))
+    def returned(self, left: int, found: int) -> None:
+        """A turn came home to `found` of the `left` tokens that it had left in the cache."""
+        if found < 0.9 * left:
+            self.overflowed()
+        else:
+            self.effective = min(self.effective * self.recovery, float(self.reported))
 
 
 @dataclass(slots=True, eq=False)
@@ -190,9 +193,13 @@ class ReplicaState:
         live.own, live.footprint, live.remaining = own, footprint, remaining
         self._add(live, 1)
 
-    def older_own(self, bound: int) -> int:
-        """Own tokens of trajectories that were bound earlier."""
-        return sum(each.own for each in self.live.values() if each.bound < bound)
+    def crowds_out(self, live: Live, share: float) -> bool:
+        """Whether a returning trajectory does not fit beside those bound earlier; the oldest always does."""
+        limit = share * self.kv.effective
+        if self.own + self.shared <= limit:
+            return False
+        elders = sum(each.own for each in self.live.values() if each.bound < live.bound)
+        return bool(elders) and elders + live.own + self.shared > limit
 
     def _add(self, live: Live, sign: int) -> None:
         self.own += sign * live.own

@@ -116,7 +116,7 @@ class Dispatch:
     request_id: RequestId
     replica: ReplicaId
     attempt: int
-    """Counts the dispatches of this request; an answer to an earlier attempt is refused."""
+    """Rises from dispatch to dispatch, also when a request id is used again; an answer to an earlier one is refused."""
 
     priority: int
     """For engines with priorities, lower first: 0 for a returning turn, 1 for a first one."""

@@ -7,15 +7,16 @@ memory runs short, the youngest are parked until something ends.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.rollout.costs import CostFit, StepCosts
+from slipstream.core.rollout.footprint import Footprints
 from slipstream.core.rollout.groups import GroupOrder
 from slipstream.core.rollout.head_start import HeadStart
-from slipstream.core.rollout.moves import best_migration, enough, extra_prefill, load_of, move_gain
+from slipstream.core.rollout.moves import Mover
+from slipstream.core.rollout.parking import ParkingLot
 from slipstream.core.rollout.placement import place
 from slipstream.core.rollout.prediction import FinishedLengths, LengthModel
 from slipstream.core.rollout.replica import Live, ReplicaState
@@ -82,13 +83,14 @@ class CacheAwareRouter:
         self._live: dict[TrajectoryId, tuple[Live, ReplicaState | None]] = {}
         """Bound trajectories and their homes; None for a home that is lost."""
         self._requests: dict[RequestId, _InFlight] = {}
-        self._attempts: dict[RequestId, int] = {}
-        """Of every request that is not answered; the last attempt."""
-        self._parked: list[tuple[int, int, Live, ReplicaState | None]] = []
+        self._unanswered: set[RequestId] = set()
+        self._parking = ParkingLot()
         self._returned: list[Live] = []
         self._aborts: list[Abort] = []
         self._order = GroupOrder(self.settings, self.lengths, self._random, head_start)
-        self._bindings = self._pushes = 0
+        self._mover = Mover(self.settings, self.costs, self.lengths, self._fits)
+        self._footprints = Footprints(self.settings, self.lengths)
+        self._bindings = 0
         self._looked = self._checked = float("-inf")
         self.start_step(history, known)
 
@@ -132,7 +134,7 @@ class CacheAwareRouter:
                 self._aborts.append(Abort(live.turn.request_id, state.name, record.attempt))
                 live.dispatched, live.target, live.decoded = False, None, 0
                 self.counts.evacuated += 1
-                self._park(live, None)
+                self._parking.push(live, None)
         state.in_flight = 0
 
     def report(self, replica: ReplicaId, load: LoadReport, now: float) -> None:
@@ -159,11 +161,11 @@ class CacheAwareRouter:
 
         :raises ValueError: when the request, or another of its trajectory, is not answered yet.
         """
-        if turn.request_id in self._attempts:
+        if turn.request_id in self._unanswered:
             raise ValueError(f"request {turn.request_id!r} is not answered yet; request ids must be unique")
         known = self._live.get(turn.trajectory)
         if known is None:
-            self._order.push(turn, self._reserved(turn.own_tokens, 0, turn.group))
+            self._order.push(turn, self._footprints.reserved(turn.own_tokens, 0, turn.group))
         else:
             live, home = known
             if live.turn is not None:
@@ -181,9 +183,9 @@ class CacheAwareRouter:
             live.newest_input = max(turn.own_tokens - live.own, 0)
             live.later_inputs += live.newest_input
             live.turn = turn
-            self._refresh(live, home, turn.own_tokens)
+            self._footprints.refresh(live, home, turn.own_tokens)
             self._returned.append(live)
-        self._attempts[turn.request_id] = 0
+        self._unanswered.add(turn.request_id)
 
     def progress(self, request_id: RequestId, output_tokens: int, now: float) -> None:
         """Take the output tokens of the current attempt."""
@@ -214,24 +216,26 @@ class CacheAwareRouter:
         live.dispatched, live.decoded = False, 0
         live.stitched += result.output_tokens
         assert live.turn is not None
-        self._refresh(live, home, live.own + result.output_tokens)
+        self._footprints.refresh(live, home, live.own + result.output_tokens)
         if result.aborted and not result.ended:
             self._returned.append(live)
             return True
-        self._learn_capacity(live, state, result)
+        if live.resident and live.turns and result.cached_tokens is not None:
+            state.kv.returned(live.turn.tokens - live.newest_input, result.cached_tokens)
         live.produced += live.stitched
         live.turns += 1
         live.stitched = live.moves_this_turn = 0
         live.turn, live.target, live.resident = None, None, True
-        del self._attempts[request_id]
+        self._unanswered.remove(request_id)
         if result.ended:
             self.end_trajectory(live.trajectory, now)
         return True
 
     def cancel(self, request_id: RequestId, now: float) -> None:
         """Forget a request that its client gave up; its trajectory stays live until it ends."""
-        if self._attempts.pop(request_id, None) is None:
+        if request_id not in self._unanswered:
             return
+        self._unanswered.remove(request_id)
         record = self._requests.pop(request_id, None)
         if record is not None:
             self.replicas[record.replica].in_flight -= 1
@@ -241,12 +245,14 @@ class CacheAwareRouter:
             live.turn, live.dispatched, live.decoded, live.stitched, live.target = None, False, 0, 0, None
             return
         self._order.remove(request_id)
-        for live in (*self._returned, *(entry[2] for entry in self._parked)):
-            if live.turn is not None and live.turn.request_id == request_id:
-                live.turn = None
-        self._returned = [live for live in self._returned if live.turn is not None]
-        self._parked = [entry for entry in self._parked if entry[2].turn is not None]
-        heapq.heapify(self._parked)
+        held = self._parking.remove(request_id)
+        if held is None:
+            held = next((each for each in self._returned if each.turn and each.turn.request_id == request_id), None)
+        if held is not None:
+            held.turn, held.target = None, None
+            held.produced += held.stitched
+            held.stitched = 0
+        self._returned = [live for live in self._returned if live is not held]
 
     def end_trajectory(self, trajectory: TrajectoryId, now: float) -> None:
         """Forget a trajectory; what it has under way is cancelled."""
@@ -274,7 +280,7 @@ class CacheAwareRouter:
     @property
     def waiting(self) -> int:
         """Requests that are held: queued, parked, or returned since the last poll."""
-        return len(self._attempts) - len(self._requests)
+        return len(self._unanswered) - len(self._requests)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -319,49 +325,31 @@ class CacheAwareRouter:
             if home is not None:
                 home.release(live)
                 self._live[live.trajectory] = (live, None)
-            self._park(live, None)
-        elif self._crowded_out(live, home):
+            self._parking.push(live, None)
+        elif home.crowds_out(live, self.settings.park_share):
             home.release(live)
             live.resident = False
-            self._park(live, home)
+            self._live[live.trajectory] = (live, None)
+            self._parking.push(live, home)
             self.counts.parked += 1
         else:
-            self._dispatch(live, self._break_home(live, home), now, actions)
+            self._dispatch(live, self._home_or_better(live, home), now, actions)
 
-    def _crowded_out(self, live: Live, home: ReplicaState) -> bool:
-        limit = self.settings.park_share * home.kv.effective
-        if home.own + home.shared <= limit:
-            return False
-        elders = home.older_own(live.bound)
-        return bool(elders) and elders + live.own + home.shared > limit
-
-    def _break_home(self, live: Live, home: ReplicaState) -> ReplicaState:
+    def _home_or_better(self, live: Live, home: ReplicaState) -> ReplicaState:
         """Return the replica for a returning turn: home, unless nothing waits and another would end the step sooner."""
-        settings, costs, single = self.settings, self.costs.costs, self.lengths.single_turn
-        if not settings.move_seconds or len(self.replicas) < 2 or len(self._order) or self._parked:
+        if not self.settings.move_seconds or len(self._order) or len(self._parking):
             return home
-        other = min((each for each in self.replicas.values() if each is not home), key=lambda each: each.finish)
-        if other.stalled or home.finish - other.finish < settings.move_gain_seconds:
+        better = self._mover.better_home(live, home, self.replicas.values())
+        if better is None:
             return home
-        extra = extra_prefill(live, other, costs)
-        if not enough(home.finish - other.finish, extra, home.finish, settings, single) or not self._fits(live, other):
-            return home
-        here, there = load_of(home, self._remaining, costs), load_of(other, self._remaining, costs)
-        gain = move_gain(live, here, there, self._remaining(live), extra, costs)
-        home.finish, other.finish = here.seconds, there.seconds
-        if not enough(gain, extra, here.seconds, settings, single):
-            return home
-        self._move(live, home, other)
+        self._move(live, home, better)
         self.counts.return_moves += 1
-        return other
+        return better
 
     def _bind_waiting(self, now: float, actions: list[Action]) -> None:
         """Bind parked trajectories, oldest first, then new ones; nothing new enters while anyone is parked."""
-        while self._parked:
-            _, _, live, home = self._parked[0]
-            if live.turn is None:
-                heapq.heappop(self._parked)
-                continue
+        while len(self._parking):
+            live, home = self._parking.oldest()
             if home is not None and (self.replicas.get(home.name) is not home or not self._fits(live, home)):
                 home = None
             if home is None:
@@ -369,37 +357,30 @@ class CacheAwareRouter:
                 if not roomy:
                     return
                 home = min(roomy, key=lambda each: (each.footprints, self._random.random()))
-            heapq.heappop(self._parked)
+            self._parking.pop()
             home.bind(live)
             self._live[live.trajectory] = (live, home)
             self._dispatch(live, home, now, actions)
         if len(self._order):
             self._order.observe(self.replicas.values(), len(self._live))
         while (turn := self._order.peek()) is not None:
-            footprint = self._reserved(turn.own_tokens, 0, turn.group)
+            footprint = self._footprints.reserved(turn.own_tokens, 0, turn.group)
             cap = self.settings.live_share(self.lengths.single_turn)
             target = place(self.replicas.values(), turn, footprint, self.settings, cap, self._random)
             if target is None:
                 return
             self._order.pop()
             self._bindings += 1
-            live = Live(turn.trajectory, turn.group, turn.shared, self._bindings, turn.own_tokens)
-            live.turn, live.footprint = turn, footprint
-            live.remaining = self.lengths.remaining(0, turn.group)
-            self.lengths.guess(turn.trajectory, turn.group)
+            live = self._footprints.admitted(turn, self._bindings)
             target.bind(live)
             self._live[turn.trajectory] = (live, target)
             self._dispatch(live, target, now, actions)
 
     def _migrate(self, now: float, actions: list[Action]) -> None:
         """Refresh the finish estimates and abort one request that should go on elsewhere."""
-        costs = self.costs.costs
-        if len(self._order) or self._parked or not self._live:
+        if len(self._order) or len(self._parking) or not self._live:
             return
-        states = [each for each in self.replicas.values() if not each.stalled]
-        for state in states:
-            state.finish = load_of(state, self._remaining, costs).seconds
-        move = best_migration(states, self._remaining, self._fits, costs, self.settings, self.lengths.single_turn, now)
+        move = self._mover.best_migration([each for each in self.replicas.values() if not each.stalled], now)
         if move is None or move.live.turn is None:
             return
         record = self._requests[move.live.turn.request_id]
@@ -413,19 +394,15 @@ class CacheAwareRouter:
     def _dispatch(self, live: Live, state: ReplicaState, now: float, actions: list[Action]) -> None:
         assert live.turn is not None
         request_id = live.turn.request_id
-        attempt = self._attempts[request_id] = self._attempts[request_id] + 1
+        self.counts.dispatched += 1
+        attempt = self.counts.dispatched
         self._requests[request_id] = _InFlight(live, state.name, attempt)
         if not state.in_flight:
             state.heard = now
         state.in_flight += 1
         live.dispatched, live.decoded, live.last_seen = True, 0, now
-        self.counts.dispatched += 1
         late = self._order.overloaded and not live.turns
         actions.append(Dispatch(request_id, state.name, attempt, int(late)))
-
-    def _park(self, live: Live, home: ReplicaState | None) -> None:
-        self._pushes += 1
-        heapq.heappush(self._parked, (live.bound, self._pushes, live, home))
 
     def _move(self, live: Live, home: ReplicaState | None, target: ReplicaState) -> None:
         if home is not None:
@@ -434,32 +411,6 @@ class CacheAwareRouter:
         target.bind(live)
         self._live[live.trajectory] = (live, target)
 
-    def _refresh(self, live: Live, home: ReplicaState | None, own: int) -> None:
-        produced = live.produced + live.stitched
-        footprint = self._reserved(own, produced, live.group)
-        remaining = self.lengths.remaining(produced, live.group)
-        if home is not None and live.trajectory in home.live:
-            home.update(live, own, footprint, remaining)
-        else:
-            live.own, live.footprint, live.remaining = own, footprint, remaining
-
-    def _reserved(self, own: int, produced: int, group: GroupId) -> float:
-        share = self.settings.reserve_share(self.lengths.single_turn)
-        return own + share * self.lengths.growth(produced, group)
-
-    def _remaining(self, live: Live) -> float:
-        return self.lengths.remaining(live.produced + live.stitched + live.decoded, live.group)
-
     def _fits(self, live: Live, state: ReplicaState) -> bool:
         cap = self.settings.live_share(self.lengths.single_turn)
         return state.has_room(live.footprint, live.shared, self.settings.kv_share, cap)
-
-    def _learn_capacity(self, live: Live, state: ReplicaState, result: TurnResult) -> None:
-        """A returning turn that found less at home than it left there says that the replica holds less than thought."""
-        if result.cached_tokens is None or not live.turns or not live.resident or live.turn is None:
-            return
-        left = live.turn.tokens - live.newest_input
-        if result.cached_tokens < 0.9 * left:
-            state.kv.overflowed()
-        else:
-            state.kv.held()

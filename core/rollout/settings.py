@@ -10,7 +10,7 @@ from typing import Literal
 class RouterSettings:
     """Tuned in simulation on seeds that the benchmark does not use; docs/rollout.md says what each is worth."""
 
-    kv_share: float = 0.9
+    kv_share: float = 0.85
     """Share of a replica's KV that footprints and shared prefixes may take (the KV window)."""
 
     park_share: float = 0.9
@@ -47,13 +47,14 @@ class RouterSettings:
     """... and this much on top, or ..."""
 
     move_gain_share: float = 0.05
-    """... this share of the home's finish estimate, whichever is more. For single turns."""
-
-    multi_turn_gain_share: float = 0.25
-    """The same for trajectories of several turns, whose remaining work is harder to tell."""
+    """... this share of the home's finish estimate, whichever is more."""
 
     imbalance: float = 0.02
-    """Finish estimates must differ by this share for a migration."""
+    """Finish estimates must differ by this share of the later one for a move."""
+
+    multi_turn_imbalance: float = 0.7
+    """The same for several turns, whose remaining work is harder to tell and whose contexts cost more to move: only
+    once a replica has nearly run dry."""
 
     moves: int = 3
     """Migrations of a trajectory in a step at most."""
@@ -77,6 +78,10 @@ class RouterSettings:
     def reserve_share(self, single_turn: bool) -> float:
         """Return the share of expected growth to reserve."""
         return self.single_turn_reserve if single_turn else self.reserve
+
+    def imbalance_share(self, single_turn: bool) -> float:
+        """Return by which share finish estimates must differ for a move."""
+        return self.imbalance if single_turn else self.multi_turn_imbalance
 
     def live_share(self, single_turn: bool) -> float:
         """Return how many live trajectories a running slot may have."""

@@ -49,7 +49,7 @@ class Peer:
         """Uncached tokens of the requests in flight that have no output yet."""
         self.requests: dict[RequestId, _InFlight] = {}
         self._priority = priority
-        self._attempts: dict[RequestId, int] = {}
+        self._attempts = 0
         self._new: list[Turn] = []
 
     def candidates(self, turn: Turn) -> Sequence[ReplicaId]:
@@ -88,7 +88,6 @@ class Peer:
             return False
         self.progress(request_id, result.output_tokens, now)
         del self.requests[request_id]
-        self._attempts.pop(request_id)
         self.in_flight[record.replica] -= 1
         self.left(record.turn, record.replica, result.ended)
         return True
@@ -119,13 +118,13 @@ class Peer:
 
     def bind(self, turn: Turn, replica: ReplicaId) -> Dispatch:
         """Send a turn to a replica, whoever chose it."""
-        attempt = self._attempts[turn.request_id] = self._attempts.get(turn.request_id, 0) + 1
+        self._attempts += 1
         uncached = turn.tokens - self.probe(replica, turn.prompt)
-        self.requests[turn.request_id] = _InFlight(turn, replica, attempt, uncached)
+        self.requests[turn.request_id] = _InFlight(turn, replica, self._attempts, uncached)
         self.in_flight[replica] += 1
         self.prefill[replica] += uncached
         self.chosen(turn, replica)
-        return Dispatch(turn.request_id, replica, attempt, int(turn.first) if self._priority else 0)
+        return Dispatch(turn.request_id, replica, self._attempts, int(turn.first) if self._priority else 0)
 
     def least(self, score: dict[ReplicaId, float] | dict[ReplicaId, int]) -> list[ReplicaId]:
         """Return the replicas of the smallest score."""

@@ -69,7 +69,7 @@ def test_a_lost_replica_costs_its_callers_a_second_attempt():
         assert not live.release(where, TurnResult(5))
         again = await asyncio.wait_for(live.reacquire(where.request_id), 5)
         assert again.replica != where.replica
-        assert again.attempt == 2
+        assert again.attempt > where.attempt
         assert live.release(again, TurnResult(5, ended=True))
         live.close()
 
@@ -82,7 +82,7 @@ def test_an_aborted_attempt_is_bound_again():
         where = await live.acquire(turn(0))
         assert live.release(where, TurnResult(5, aborted=True))
         again = await asyncio.wait_for(live.reacquire(where.request_id), 5)
-        assert again.attempt == 2
+        assert again.attempt > where.attempt
         live.close()
 
     asyncio.run(scene())

@@ -172,10 +172,22 @@ class RouterMachine(RuleBasedStateMachine):
         client.request, client.dispatch, client.turns = None, None, client.index
         self.poll()
 
+    @precondition(lambda self: any(each.request for each in self.clients.values()))
+    @rule(data=st.data())
+    def try_again(self, data: st.DataObject) -> None:
+        """The client gives a request up and sends it anew, as a retry after a timeout does."""
+        client = data.draw(st.sampled_from([each for each in self.clients.values() if each.request]))
+        self.router.cancel(client.request, self.now)
+        if client.dispatch is not None:
+            self.late.append(client.dispatch)
+            client.dispatch = None
+        self._submit(client)
+        self.poll()
+
     @invariant()
     def every_request_is_somewhere(self) -> None:
         asked = {client.request for client in self.clients.values() if client.request}
-        assert set(self.router._attempts) == asked
+        assert self.router._unanswered == asked
         in_flight = {client.request for client in self._in_flight()}
         assert set(self.router._requests) == in_flight
         assert self.router.waiting == len(asked) - len(in_flight)
@@ -218,4 +230,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRouterMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
