@@ -1,21 +1,24 @@
 """Bit-exact kernels for weight sync: find what changed, apply it elsewhere, prove that both sides agree.
 
 Every operation is one package with four faces: the dispatcher (`__init__`), the reference twin that specifies it
-(`reference`), a numba twin for host tensors (`cpu`) and Triton kernels for CUDA and HIP tensors (`gpu`). All of them
-work on integer bits, never on floats, so NaN payloads and signed zeros survive. numba and triton are imported when an
-operation first needs them, not with this package.
+(`reference`), a numba twin for host tensors (`cpu`) and Triton kernels for CUDA and HIP tensors (`gpu`); `placement`
+says which of these runs. All of them work on integer bits, never on floats, so NaN payloads and signed zeros survive.
+numba and triton are imported when an operation first needs them, not with this package.
 """
 
-from .bits import as_bits, as_unsigned_numpy
+from .bits import BITS_OF_WIDTH, as_bits, as_unsigned_numpy
 from .box import Box, normalise
-from .cast_extract import CastChanges, cast_extract
+from .cast_extract import HALVES, CastChanges, cast_extract
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
-from .gather import gather
+from .gather import gather, put
+from .placement import on_gpu
 from .restrict import restrict
 from .scatter import Applied, scatter_changes, undo
 
 __all__ = [
+    "BITS_OF_WIDTH",
+    "HALVES",
     "Applied",
     "Box",
     "CastChanges",
@@ -27,6 +30,8 @@ __all__ = [
     "fingerprint",
     "gather",
     "normalise",
+    "on_gpu",
+    "put",
     "restrict",
     "scatter_changes",
     "undo",

@@ -43,3 +43,12 @@ def gather(array: NDArray[Any], positions: NDArray[np.int64], out: NDArray[Any])
     for n in range(positions.size):
         prefetch(array, positions[min(n + AHEAD, last)])
         out[n] = array[positions[n]]
+
+
+@jit
+def put(array: NDArray[Any], positions: NDArray[np.int64], values: NDArray[Any]) -> None:
+    """array[positions] = values, all of them inside."""
+    last = positions.size - 1
+    for n in range(positions.size):
+        prefetch(array, positions[min(n + AHEAD, last)])
+        array[positions[n]] = values[n]

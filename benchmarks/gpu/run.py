@@ -3,10 +3,14 @@
     .venv/bin/python benchmarks/gpu/run.py [--quick]
     TRITON_INTERPRET=1 .venv/bin/python benchmarks/gpu/run.py --check-only --quick --elements 4000      # without a GPU
 
-Every result is compared with its reference (from 2**18 elements on with the numba twin, which tests hold to it) before
-it is timed. Each operation is timed in turn with torch's own way to the same result, where there is one, and with a
-copy of 256 MB; between two measurements the cache is flushed. Best of the rounds, by GPU events, host work included.
-"of copy" is the operation's rate, counting every input and output once, over the rate of the copy in the same rounds.
+Each kernel by itself, then all of a sync that happens on a device: stage (cast, compare, encode, fingerprint, sections
+on the host) and apply (frames from the host, decode, write, fingerprint, and the undo).
+
+Every result is compared with its reference before it is timed (from 2**18 elements on, and for stage and apply always,
+with the numba twins, which tests hold to it). Each operation is timed in turn with torch's own way to the same result,
+where there is one (for stage and apply that of formats of 48 bits a change), and with a copy of 256 MB; between two
+measurements the cache is flushed. Best of the rounds, by GPU events, host work included. "of copy" is the operation's
+rate, counting every input and output once, over the rate of the copy in the same rounds.
 
 Prints a table and writes benchmarks/results/gpu.json. Exits 1 when a bar is missed or a bit is wrong, 2 without a GPU.
 """
@@ -20,6 +24,8 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +131,10 @@ def main() -> int:
         print("no GPU here: nothing was measured; TRITON_INTERPRET=1 with --check-only compares results without one")
         return 2
     from operations import operations
+    from stages import stages
     from updates import RATES, draw
+
+    from slipstream.triton_kernels.placement import interpreting
 
     device = "cpu" if interpreted else "cuda"
     clock = None if options.check_only else Clock(5 if options.quick else 20)
@@ -137,10 +146,10 @@ def main() -> int:
     print(f"{machine}, {', '.join(f'{name} {version}' for name, version in versions.items())}")
     print("operation            elements  changed%         ms     GB/s  of copy   torch ms  faster")
     rows = []
-    for n in sizes:
-        for density in densities:
+    with interpreting() if interpreted else nullcontext():
+        for n, density in product(sizes, densities):
             update = draw(n, density, device)
-            for operation in operations(update):
+            for operation in chain(operations(update), stages(update)):
                 operation.check()
                 row = {
                     "operation": operation.name,

@@ -50,6 +50,9 @@ class FlatEngine:
     def finish_loading(self) -> None:
         """Nothing is derived from the weights."""
 
+    def derived(self) -> list[dict[str, object]]:
+        return []
+
     def live_storages(self) -> dict[int, int]:
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
 
@@ -79,16 +82,14 @@ class Masters:
 
 
 def engine_process(elements: int, syncs: int) -> None:
-    from slipstream.core.weights import Subscriber, ZmqSubscriberChannel
+    from slipstream.core.weights import Connections, Subscriber
 
     engine = FlatEngine({str(i): (elements // TENSORS // 1024, 1024) for i in range(TENSORS)})
     subscriber = Subscriber(engine, "engine")
+    connections = Connections()
     for _ in range(syncs):
-        channel = ZmqSubscriberChannel(f"tcp://127.0.0.1:{RELAY_PORT}", 600)
-        try:
-            subscriber.sync([channel], 600)
-        finally:
-            channel.close()
+        with connections.joined([f"tcp://127.0.0.1:{RELAY_PORT}"], 600) as channels:
+            subscriber.sync(channels, 600)
     print(json.dumps(engine.checksums()))
 
 
@@ -98,14 +99,13 @@ def trainer_process(elements: int, rate: float, level: str) -> None:
     fixed = None if level in ("auto", "dense") else int(level)
     publisher = Publisher(PublisherSettings(timeout=600, level=fixed, dense=level == "dense"))
     masters = Masters(elements, rate)
+    channel = ZmqPublisherChannel(f"tcp://{ADDRESS}:{PORT}", 600)
     rows = []
     for number in range(SYNCS + 1):
         if number:
             masters.step(number)
         start = time.perf_counter()
-        channel = ZmqPublisherChannel(f"tcp://{ADDRESS}:{PORT}", 600)
         report = publisher.sync(masters.copies.items(), channel, 1)
-        channel.close()
         rows.append({"seconds": time.perf_counter() - start, "bytes": report.payload_bytes, "level": report.level})
         changed = report.changed_elements / report.total_elements
     engine = FlatEngine({})
@@ -146,7 +146,7 @@ async def relay(delay: float) -> None:
                 far_reader, far_writer = await asyncio.open_connection(ADDRESS, PORT)
                 break
             except OSError:
-                await asyncio.sleep(0.01)  # the trainer opens its address only when a sync is due
+                await asyncio.sleep(0.01)  # the trainer is not there yet
         await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
 
     server = await asyncio.start_server(connected, "127.0.0.1", RELAY_PORT)

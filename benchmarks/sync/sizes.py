@@ -66,6 +66,7 @@ class End:
         )
         link = link_units(specs, tensors, whole_tensors(specs, 1).senders, 0)
         self.link = SendingLink(link, snapshot.bits, level)
+        self.link.begin(1)
         self.held = LayoutMap(specs, tensors, [as_bits(tensor.clone()).reshape(-1) for tensor in weights.values()])
 
     def frames(self, identity: Identity) -> list[bytes]:
@@ -126,11 +127,10 @@ def measure(series: Series) -> Sizes:
         identity = Identity(1, version, version + 1)
         changes = 0
         for index, tensor in enumerate(weights.values()):
-            found, *where = snapshot.compare(index, tensor)
-            changes += found.positions.size
+            found = snapshot.advance(index, tensor)
+            changes += len(found.positions)
             for end in ends.values():
                 end.link.stage(index, found)
-            snapshot.write(index, *where)
         snapshot.commit()
         for level, end in ends.items():
             frames = end.frames(identity)
@@ -238,9 +238,7 @@ def worst(elements: int) -> Iterator[tuple[str, int, float]]:
                 snapshot.store(index, tensor)
             end = End(first, level, snapshot)
             for index, tensor in enumerate(weights.values()):
-                found, *where = snapshot.compare(index, tensor)
-                end.link.stage(index, found)
-                snapshot.write(index, *where)
+                end.link.stage(index, snapshot.advance(index, tensor))
             frames = end.frames(Identity(1, 1, 2))
             end.receive(frames, Identity(1, 1, 2))
             if not end.holds(weights):

@@ -121,3 +121,49 @@ def inspect_frames(
     from slipstream.core.cli import inspect as command
 
     raise typer.Exit(command.run(file, as_json=as_json))
+
+
+@app.command()
+def plan(
+    workload: Annotated[
+        Path,
+        typer.Argument(help="Pipelines and their cluster, JSON or YAML (docs/graph.md).", exists=True, dir_okay=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the schedule as a page with a Gantt chart.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the schedule as a trace for ui.perfetto.dev.")] = None,
+) -> None:
+    """Simulate several training runs on one cluster under every scheduler, and say which one to use."""
+    from slipstream.core.cli import plan as command
+
+    raise typer.Exit(command.run(workload, as_json=as_json, html=html, trace=trace))
+
+
+@app.command()
+def replay(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A rollouts or trace file (.zst), or a folder with rollouts/; default: generated lengths."),
+    ] = None,
+    workload: Annotated[
+        str, typer.Option(help="multi_turn, multi_turn_long, single_turn, heavy_prompt; not with a file.")
+    ] = "multi_turn",
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A routing policy; repeat it. Default: ours and all peers.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Engine replicas.")] = 4,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of 8 samples.")] = 256,
+    kv_tokens: Annotated[int, typer.Option(min=1, help="KV tokens of a replica.")] = 400_000,
+    max_running: Annotated[int, typer.Option(min=1, help="Running requests of a replica.")] = 64,
+    stretch: Annotated[float, typer.Option(min=0.0, help="Multiplies the times of a trace.")] = 1.0,
+    count: Annotated[int, typer.Option(min=1, help="Requests of a trace to play.")] = 3000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate a rollout step under routing policies: time, cache hits, recomputed prefill."""
+    from slipstream.core.cli import replay as command
+    from slipstream.core.rollout.requests import ReplicaLimits
+
+    limits = ReplicaLimits(kv_tokens, max_running)
+    loaded = command.load(data, workload, groups, seed, stretch=stretch, count=count)
+    command.run(loaded, policy, replicas, limits, seed, as_json=as_json)

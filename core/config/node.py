@@ -16,7 +16,7 @@ from slipstream.core.config.schema import SlipstreamConfig
 SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 """Name of the environment variable that carries the resolved node to every process of a run."""
 
-_PLANNED = frozenset({"router", "placement"})
+_PLANNED = frozenset({"placement"})
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
 Hydra did not discover slipstream's search-path plugin, so it took `+slipstream={value}` as a value instead of a config

@@ -29,6 +29,16 @@ class WeightSyncConfig:
     """``all``: every trainer rank sends the shards it holds, where the framework shows them; ``one``: tensors are
     gathered first and sent by one rank (colocated: by each rank to the worker on its GPU)."""
 
+    transport: str = field(
+        default="auto", metadata={"expected": "auto, zeromq, shared_memory, ray, torch_distributed, or a plugin's"}
+    )
+    """What carries frames: ``zeromq``, ``shared_memory`` (one host), ``ray`` (object store), ``torch_distributed`` (a
+    process group of its own, NCCL or gloo), or one that another plugin provides. ``auto``: what measured best for the
+    link, which is ZeroMQ so far."""
+
+    chain: str | None = field(default=None, metadata={"expected": "a path or URL"})
+    """Where every acknowledged version is also written as files, any URL that fsspec opens; None for nowhere."""
+
     timeout_seconds: float = field(default=300.0, metadata=above(0))
     """A sync whose acknowledgements do not arrive in this time raises."""
 
@@ -42,6 +52,10 @@ class WeightSyncConfig:
     verify_every: int = field(default=16, metadata=at_least(0))
     """Every so many syncs the workers recompute their fingerprints from memory instead of carrying them forward with
     the changes; 0 only after dense seeds."""
+
+    history_share: float = field(default=0.125, metadata=at_least(0))
+    """Host memory for the changes of the last syncs, as a share of the dense size: an engine that missed some of them
+    is sent what changed since then; 0 keeps none, and it is sent everything."""
 
     strict_seams: bool = True
     """Raise when a patch point of the framework or the engine does not look as expected; false only warns."""
@@ -77,6 +91,30 @@ class DrafterConfig:
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """Who decides which rollout replica serves a request, and when (``slipstream.router``)."""
+
+    node_path: ClassVar[str] = "slipstream.router"
+
+    mode: Literal["cache_aware", "native"] = "native"
+    """``cache_aware`` admits trajectories so that their contexts stay in the replicas' caches, ``native`` leaves the
+    framework's own load balancer untouched."""
+
+    weights: Literal["reset", "keep"] = "reset"
+    """What a weight update does to cached prefixes: ``reset`` when engines drop them, ``keep`` when they serve on from
+    old ones."""
+
+    stall_seconds: float = field(default=600.0, metadata=above(0))
+    """A replica with requests that was not heard of for so long is treated as lost until it is heard again."""
+
+    seed: int = field(default=0, metadata=at_least(0))
+    """Of the tie breaks."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+
+
+@dataclass(frozen=True)
 class SlipstreamConfig:
     """The whole ``slipstream`` node."""
 
@@ -87,6 +125,9 @@ class SlipstreamConfig:
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig, kw_only=True)
     """What rollout engines draft from."""
+
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """Who decides which rollout replica serves a request, and when."""
 
     events: str | None = None
     """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (
-    ("drafter", "slipstream.core.drafter.plugin"),
     ("weights", "slipstream.core.weights.plugin"),
+    ("drafter", "slipstream.core.drafter.plugin"),
+    ("graph", "slipstream.core.graph.plugin"),
+    ("rollout", "slipstream.core.rollout.plugin"),
 )
 """Name and module of each built-in plugin."""

@@ -30,16 +30,21 @@ class Codec:
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""
 
+    on_device: bool = False
+    """Whether it also encodes changes that are on an accelerator (as tensors), and decodes an `Uploaded` payload there.
+    One that does not is given numpy arrays, whatever that copies."""
+
 
 @dataclass(frozen=True)
 class Transport:
     """Carries frames from the trainer to the engine workers."""
 
     name: str
-    """Unique among transports."""
+    """Unique among transports; a value of ``slipstream.weight_sync.transport``."""
 
     open: Callable[..., Any]
-    """Opens one end of a link."""
+    """Opens one end of a link: ``open("publisher" or "subscriber", endpoint, timeout)`` returns a `PublisherEndpoint`
+    or a `SubscriberEndpoint` of `core.weights.transports`. The publisher's end hands out addresses that name it."""
 
 
 @dataclass(frozen=True)

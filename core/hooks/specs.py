@@ -60,13 +60,17 @@ class TransportSpecs:
 
         Example::
 
-            import queue
-
             from slipstream.core.hooks import Transport, hookimpl
+
+            def open_end(role, endpoint, timeout):
+                from slipstream.core.weights.transports import zeromq
+
+                print(f"{role} at {endpoint}")
+                return zeromq.open_end(role, endpoint, timeout)
 
             @hookimpl
             def slipstream_transports():
-                yield Transport(name="queue", open=queue.SimpleQueue)
+                yield Transport(name="talkative", open=open_end)
         """
         return ()
 

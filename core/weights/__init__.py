@@ -25,11 +25,13 @@ from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.subscriber import Subscriber
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards
+from slipstream.core.weights.transports import Connections
 from slipstream.core.weights.transports.zeromq import ZmqPublisherChannel, ZmqSubscriberChannel
 from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
 
 __all__ = [
     "AuditMismatchError",
+    "Connections",
     "Engine",
     "EngineFailedError",
     "FingerprintMismatchError",

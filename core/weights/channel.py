@@ -1,12 +1,13 @@
 """How publisher and subscriber reach each other: two small interfaces, and the in-process implementation.
 
-A channel serves one sync. Messages that an earlier one left in it are dropped, so nothing wrong can come of using it
-again, but a sync may fail because of them.
+A channel is used by one sync at a time. Messages that an earlier one left in it are dropped, so nothing wrong can come
+of using it again; `transports.interface` has channels that also keep them from making a sync fail.
 """
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.core.weights.errors import SyncTimeoutError
@@ -17,6 +18,13 @@ class PublisherChannel(Protocol):
 
     def send(self, peer: bytes, data: bytes) -> None:
         """Send one message or frame to a worker."""
+
+    def send_all(self, peers: Sequence[bytes], frame: bytes) -> None:
+        """Send one frame to several workers.
+
+        Raises:
+            SyncTimeoutError: one of them is gone or has stopped reading.
+        """
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         """Next (peer, message) from any worker.
@@ -67,6 +75,10 @@ class InProcessHub:
         if peer not in self._outboxes:
             raise SyncTimeoutError(f"engine worker {peer!r} is gone")
         self._outboxes[peer].put(data)
+
+    def send_all(self, peers: Sequence[bytes], frame: bytes) -> None:
+        for peer in peers:
+            self.send(peer, frame)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 
 from slipstream.core.weights.errors import SyncError
 from slipstream.core.weights.layout import Kind, TensorLayout
+from slipstream.core.weights.roster import WorkerLayout
 from slipstream.core.weights.tensors import DTYPES, TensorSpec, digest
 
 _UNUSED: Kind = "unused"
@@ -68,8 +69,8 @@ class Checkpoint:
         return digest(tensors)
 
 
-def merge_layouts(specs: tuple[TensorSpec, ...], layouts: Mapping[str, tuple[TensorLayout, ...]]) -> Merged:
-    """Combine the layouts of all workers, by worker name.
+def merge_layouts(specs: tuple[TensorSpec, ...], layouts: Collection[WorkerLayout]) -> Merged:
+    """Combine the layouts of all workers.
 
     Raises:
         SyncError: workers disagree on how a tensor is stored.
@@ -78,7 +79,7 @@ def merge_layouts(specs: tuple[TensorSpec, ...], layouts: Mapping[str, tuple[Ten
     dtypes: list[torch.dtype] = []
     for index, spec in enumerate(specs):
         used: set[tuple[Kind, str]] = {
-            (t.kind, t.dtype) for tensors in layouts.values() if (t := tensors[index]).kind != "unused"
+            (t.kind, t.dtype) for layout in layouts if (t := layout.tensors[index]).kind != "unused"
         }
         if len(used) > 1:
             raise SyncError(

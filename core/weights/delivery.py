@@ -23,7 +23,6 @@ from slipstream.core.weights.errors import (
     SyncTimeoutError,
     UncertainCommitError,
 )
-from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import (
     Abort,
     Applied,
@@ -40,6 +39,7 @@ from slipstream.core.weights.messages import (
     decode,
     encode,
 )
+from slipstream.core.weights.roster import Roster, WorkerLayout
 from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import Identity, pack_frame
 
@@ -50,14 +50,6 @@ Chunk = Callable[[], Iterable[list[bytes]]]
 """Makes the sections of one frame when it is sent, so that a seed is never in memory twice."""
 
 _LAST_WORDS_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class WorkerLayout:
-    """The layout of one worker and the digest that workers with the same layout share."""
-
-    digest: str
-    tensors: tuple[TensorLayout, ...]
 
 
 @dataclass
@@ -79,13 +71,11 @@ class Delivery:
         self._timeout = timeout
         self._sender = sender
         self.peers: dict[bytes, Peer] = {}
-        self.sent: dict[tuple[str, bool], int] = {}
+        self.sent: dict[tuple[str, int | None], int] = {}
         """Bytes of frames that each worker of a group was sent; see `groups`."""
 
-    def handshake(
-        self, workers: int, known: dict[str, WorkerLayout], units_of: Callable[[WorkerLayout], tuple[WireUnit, ...]]
-    ) -> None:
-        """Wait for `workers` workers and learn the layouts that are not in `known` (by worker name; updated).
+    def handshake(self, workers: int, roster: Roster, units_of: Callable[[WorkerLayout], tuple[WireUnit, ...]]) -> None:
+        """Wait for `workers` workers and learn the layouts that `roster` does not have.
 
         `units_of` gives the units for a layout; a worker is told them once.
         """
@@ -93,40 +83,49 @@ class Delivery:
             address, message = self._next(meeting=True)
             peer = self.peers[address]
             if isinstance(message, Hello):
-                if message.worker in known and message.table == self._table.digest:
-                    peer.layout = known[message.worker]
-                else:
+                if message.table == self._table.digest:
+                    peer.layout = roster.get(message.worker)
+                if peer.layout is None:
                     self._say(address, Table(self._table.specs, self._table.run))
             elif isinstance(message, Layout):
-                peer.layout = WorkerLayout(self._table.layout_digest(message.tensors), message.tensors)
+                digest = self._table.layout_digest(message.tensors)
+                peer.layout = roster.add(peer.hello.worker, digest, message.tensors)
                 # Recording a layout forgets the version, so the version of its Hello no longer counts.
                 peer.hello = Hello(peer.hello.worker, None, None, self._table.digest)
-                known[peer.hello.worker] = peer.layout
                 self._say(address, Units(self._sender, units_of(peer.layout)))
             else:
                 raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
+        roster.met([peer.hello.worker for peer in self.peers.values() if peer.layout is not None])
 
-    def layouts(self) -> dict[str, tuple[TensorLayout, ...]]:
-        """Layouts by worker name."""
-        return {peer.hello.worker: peer.layout.tensors for peer in self.peers.values() if peer.layout is not None}
+    def layouts(self) -> dict[str, WorkerLayout]:
+        """Layouts of the workers, by digest."""
+        return {peer.layout.digest: peer.layout for peer in self.peers.values() if peer.layout is not None}
 
-    def digests(self) -> set[str]:
-        """The layouts of these workers."""
-        return {p.layout.digest for p in self.peers.values() if p.layout is not None}
+    def groups(self, bases: Mapping[bytes, int | None]) -> dict[tuple[str, int | None], list[bytes]]:
+        """Workers that get the same frames: by layout digest and the version they start from, None for a seed.
 
-    def groups(self, seeded: Sequence[bytes]) -> dict[tuple[str, bool], list[bytes]]:
-        """Workers that get the same frames: by layout digest and whether they are among `seeded`, seeds last."""
-        result: dict[tuple[str, bool], list[bytes]] = {}
-        for is_seed in (False, True):
-            for address, peer in self.peers.items():
-                if peer.layout is not None and (address in seeded) == is_seed:
-                    result.setdefault((peer.layout.digest, is_seed), []).append(address)
-        return result
+        In the same order on every trainer rank, whoever reported first and whatever one rank has to seed: a worker
+        reads the frames of all ranks in turn, so two ranks that each serve another group first could wait for each
+        other.
+        """
+        result: dict[tuple[str, int | None], list[bytes]] = {}
+        for address, base in bases.items():
+            if (layout := self.peers[address].layout) is not None:
+                result.setdefault((layout.digest, base), []).append(address)
+        return dict(sorted(result.items(), key=lambda group: (group[0][0], group[0][1] is None, group[0][1] or 0)))
 
-    def send_update(self, group: Sequence[bytes], begin: Begin, identity: Identity, chunks: Sequence[Chunk]) -> int:
-        """Send one update to the workers of `group`; return the bytes of all frames sent."""
+    def announce(self, group: Sequence[bytes], begin: Begin) -> None:
+        """Tell the workers of `group` what comes."""
         for address in group:
             self._say(address, begin)
+
+    def send_update(self, group: Sequence[bytes], identity: Identity, chunks: Sequence[Chunk]) -> int:
+        """Send one update to the workers of `group`, once all workers of all groups know what comes; return the bytes
+        of all frames sent.
+
+        A worker reads no frame before every trainer rank has announced its update to it, and a rank announces nothing
+        before it has met every worker.
+        """
         return self._send_frames(group, identity, chunks)
 
     def confirm(self, expected: Mapping[str, list[int]], units: Mapping[str, Sequence[WireUnit]]) -> None:
@@ -216,13 +215,13 @@ class Delivery:
             frame = pack_frame(identity, index, chunk())
             for address in group:
                 self.peers[address].talk.step(Frame)
-                try:
-                    self._channel.send(address, frame)
-                except SyncTimeoutError:
-                    with contextlib.suppress(SyncTimeoutError):
-                        self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
-                    raise
-                sent += len(frame)
+            try:
+                self._channel.send_all(group, frame)
+            except SyncTimeoutError:
+                with contextlib.suppress(SyncTimeoutError):
+                    self._next(_LAST_WORDS_SECONDS)  # a worker that stopped reading has usually said why
+                raise
+            sent += len(frame) * len(group)
         return sent
 
     def _collect(self, kind: type[_M], waiting: set[bytes]) -> Iterator[tuple[Peer, _M]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,10 @@ class Engine(Protocol):
 
     def finish_loading(self) -> None:
         """What the engine must run after `load_weights` (rebuild derived copies)."""
+
+    def derived(self) -> list[MutableMapping[str, Any]]:
+        """Where a load through `load_weights` and `finish_loading` keeps what it makes of the weights: the attributes,
+        parameters and buffers of the layers that transform. An undo puts their entries back, and what tensors held."""
 
     def live_storages(self) -> dict[int, int]:
         """Data pointer to size in bytes of every storage under the model's current parameters and buffers."""

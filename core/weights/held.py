@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from slipstream.core.weights.layout import Piece
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import I64, Bits, bits_dtype
-from slipstream.triton_kernels import Box, as_unsigned_numpy, fingerprint, gather, restrict
+from slipstream.core.weights.wire import Bits, Places, bits_dtype
+from slipstream.core.weights.wire.arrays import elements, join
+from slipstream.triton_kernels import BITS_OF_WIDTH, Box, fingerprint, gather, restrict
 
 MASK = 2**64 - 1
 
@@ -32,11 +34,14 @@ class HeldUnit(NamedTuple):
         return self.unit.dtype
 
     def all(self) -> Bits:
-        parts = [self._contents(piece.storage, piece.as_box()) for piece in self._distinct()]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return join([self._contents(piece.storage, piece.as_box()) for piece in self._distinct()])
 
-    def at(self, positions: I64) -> Bits:
-        values = np.empty(positions.size, bits_dtype(self.unit.width))
+    def at(self, positions: Places) -> Bits:
+        values: Any
+        if isinstance(positions, Tensor):
+            values = positions.new_empty(len(positions), dtype=BITS_OF_WIDTH[self.unit.width])
+        else:
+            values = np.empty(positions.size, bits_dtype(self.unit.width))
         for piece in self._distinct():
             taken, places = restrict(positions, piece.as_box())
             values[taken] = gather(self.storages[piece.storage], places)
@@ -53,4 +58,4 @@ class HeldUnit(NamedTuple):
 
     def _contents(self, storage: int, box: Box) -> Bits:
         view = self.storages[storage].as_strided(box.sizes, box.dst_strides, box.dst_offset)
-        return as_unsigned_numpy(view.reshape(-1).cpu())
+        return elements(view.reshape(-1))

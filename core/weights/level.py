@@ -75,11 +75,14 @@ class LevelChooser:
             self._seconds_a_byte = _smooth(self._seconds_a_byte or None, seconds / sent)
 
     def observe_codec(self, level: int, elements: int, changes: int, size: int, seconds: float) -> None:
-        """A delta of `changes` changes took `size` bytes, and encoding and decoding it took `seconds` in all."""
+        """A delta of `changes` changes took `size` bytes, and encoding and decoding it took `seconds` in all.
+
+        Nothing is learned of the codec from a delta without changes, or from too few bytes.
+        """
         self._changes = changes
         predicted = _codec_seconds(COSTS[level], elements, changes) / self._cores
         # Small updates are all overhead, which is the same at every level and must not decide.
-        if size >= _LEAST_BYTES:
+        if changes and size >= _LEAST_BYTES:
             self._slowness[level] = _smooth(self._slowness.get(level), seconds / predicted)
             self._bits[level] = _smooth(self._bits.get(level), 8 * size / changes)
 

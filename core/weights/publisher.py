@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from slipstream.core.weights.catch_up import link_since
 from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.checkpoint import Checkpoint, merge_layouts
 from slipstream.core.weights.chunks import change_chunks, range_chunks
-from slipstream.core.weights.delivery import Chunk, Delivery, WorkerLayout
+from slipstream.core.weights.delivery import Chunk, Delivery, Peer
 from slipstream.core.weights.errors import FingerprintMismatchError, LayoutChangedError, SyncError
+from slipstream.core.weights.history import History
 from slipstream.core.weights.layout import TensorLayout
 from slipstream.core.weights.messages import Abort, Begin, decode, encode
+from slipstream.core.weights.roster import Roster, WorkerLayout
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
 from slipstream.core.weights.tensors import TensorSpec
@@ -53,13 +56,30 @@ class Publisher:
         self._warned = False
         self._table = Checkpoint(self._shards.specs, self.run)
         self._snapshot = Snapshot(settings.keep_on_device)
-        self._layouts: dict[str, WorkerLayout] = {}  # by worker name
+        self._history = History()
+        self._roster = Roster()
         self._links: dict[str, SendingLink] = {}  # by layout digest
 
     @property
     def acked(self) -> int | None:
         """Version that every worker acknowledged last; None before the first seed."""
         return self._acked
+
+    def acknowledged(self) -> list[tuple[str, torch.Tensor]]:
+        """(checkpoint name, tensor) of what the engines take, as they acknowledged it last: views of the snapshot, on
+        the host or the trainer's device, which are right until the next `stage`.
+
+        Raises:
+            SyncError: nothing is acknowledged, or this publisher holds shards.
+        """
+        if self._acked is None or self._sharded:
+            raise SyncError("expected a publisher of whole tensors with an acknowledged version")
+        table = self._table
+        return [
+            (spec.name, self._snapshot.bits(index).view(table.dtypes[index]).view(spec.shape))
+            for index, spec in enumerate(table.specs)
+            if table.kinds[index] != "unused"
+        ]
 
     def stage(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Update:
         """Consume the trainer's weights and work out what has to travel.
@@ -79,9 +99,14 @@ class Publisher:
         seed = self._acked is None or self._settings.dense
         audit = self._settings.audit_every > 0 and self._attempts % self._settings.audit_every == 0
         update = Update(self._attempts, self._table, seed, audit=audit)
-        if not seed:
+        if seed:
+            self._history.clear()
+        else:
+            assert self._acked is not None
+            self._history.begin(self._acked, int(self._settings.history_share * self._shards.held_bytes()))
+            update.layouts = frozenset(self._links)
             for link in self._links.values():
-                link.begin(len(self._layouts))
+                link.begin(len(self._roster))
         specs: list[TensorSpec] = []
         held = self._shards.held()
         failure: Exception | None = None
@@ -110,7 +135,7 @@ class Publisher:
             for link in self._links.values():
                 link.finish()
         elif not self._sharded and tuple(specs) != update.table.specs:
-            self._layouts.clear()
+            self._roster.clear()
             self._links.clear()
             self._warned = False
             self._shards = whole_tensors(specs, self.run)
@@ -147,20 +172,22 @@ class Publisher:
                     "this update was already delivered, or others were staged since; stage the weights again"
                 )
             self._staged = None
-            delivery.handshake(workers, self._layouts, lambda layout: self._link(update, layout).units)
+            delivery.handshake(workers, self._roster, lambda layout: self._link(layout).units)
             self._adopt(update, delivery)
-            seeded = self._to_seed(update, delivery)
-            payload = self._send(update, delivery, seeded)
-            used = {digest: self._links[digest] for digest in delivery.digests()}
+            self._links = {digest: link for digest, link in self._links.items() if digest in self._roster.digests()}
+            used = {layout.digest: self._link(layout) for layout in delivery.layouts().values()}
+            bases = {address: self._base(update, peer) for address, peer in delivery.peers.items()}
+            groups = delivery.groups(bases)
+            payload = self._send(update, delivery, groups)
             delivery.confirm(
                 {digest: link.expected(update.seed) for digest, link in used.items()},
                 {digest: link.units for digest, link in used.items()},
             )
-            for (digest, is_seed), group in delivery.groups(seeded).items():
+            for (digest, base), group in groups.items():
                 for address in group:
                     timing = delivery.peers[address].applied
                     assert timing is not None
-                    used[digest].observe(delivery.sent[digest, is_seed], timing, is_seed)
+                    used[digest].observe(delivery.sent[digest, base], timing, base != self._acked or update.seed)
         except BaseException as error:
             try:
                 reseed = isinstance(error, LayoutChangedError)
@@ -180,8 +207,9 @@ class Publisher:
             self._give_up(update, delivery, str(error))
             raise
         level = max((link.level for link in used.values()), default=0)
-        base = self._acked
+        acked = self._acked
         self._snapshot.commit()
+        self._history.commit()
         self._acked, self._links = update.target, used
         for link in used.values():
             link.commit()
@@ -191,7 +219,7 @@ class Publisher:
         audited = self._audit(update, audit, delivery)
         return SyncReport(
             run=self.run,
-            base=None if update.seed else base,
+            base=None if update.seed else acked,
             target=update.target,
             stage_seconds=update.seconds,
             deliver_seconds=delivered - start,
@@ -201,11 +229,12 @@ class Publisher:
             total_elements=self._shards.held_elements(),
             tensors=len(update.table.specs),
             workers=workers,
-            seeded_workers=len(seeded),
+            seeded_workers=sum(base is None for base in bases.values()),
             level=level,
             unverified_tensors=update.table.kinds.count("loader"),
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
+            late_workers=sum(base not in (None, acked) for base in bases.values()),
         )
 
     def refuse(self, channel: PublisherChannel, workers: int, reason: str) -> None:
@@ -226,13 +255,13 @@ class Publisher:
         table = update.table
         if table.kinds[index] == "unused":
             return
-        changes, *found = self._snapshot.compare(index, tensor.detach().to(table.dtypes[index]))
-        update.changed += changes.positions.size
+        changes = self._snapshot.advance(index, tensor, table.dtypes[index])
+        update.changed += len(changes.positions)
+        self._history.record(index, changes, tensor.numel())
         for link in self._links.values():
             link.stage(index, changes)
-        self._snapshot.write(index, *found)
 
-    def _link(self, update: Update, layout: WorkerLayout) -> SendingLink:
+    def _link(self, layout: WorkerLayout) -> SendingLink:
         if layout.digest not in self._links:
             self._links[layout.digest] = self._new_link(layout.tensors, self._snapshot.bits)
         return self._links[layout.digest]
@@ -254,7 +283,7 @@ class Publisher:
 
     def _adopt(self, update: Update, delivery: Delivery) -> None:
         """Take over how the engines hold the tensors, or check that it is what the update was staged for."""
-        merged = merge_layouts(update.table.specs, delivery.layouts())
+        merged = merge_layouts(update.table.specs, delivery.layouts().values())
         if update.seed:
             update.table.adopt(merged)
             self._fill_snapshot(update)
@@ -265,15 +294,14 @@ class Publisher:
             )
 
     def _fill_snapshot(self, update: Update) -> None:
-        for index, value in update.raw.items():
-            if update.table.kinds[index] != "unused":
-                self._snapshot.store(index, value.to(update.table.dtypes[index]))
-                update.changed += value.numel()
         if not self._warned:
             self._warned = True
             self._warn_of_ignored(update)
-        if not update.audit:
-            update.raw.clear()
+        for index in list(update.raw):
+            value = update.raw[index] if update.audit else update.raw.pop(index)
+            if update.table.kinds[index] != "unused":
+                self._snapshot.store(index, value.to(update.table.dtypes[index]), owned=True)
+                update.changed += value.numel()
 
     def _warn_of_ignored(self, update: Update) -> None:
         """Name tensors that no engine worker takes, unless they repeat one that is taken (tied heads do)."""
@@ -292,28 +320,36 @@ class Publisher:
                 ignored[:3],
             )
 
-    def _to_seed(self, update: Update, delivery: Delivery) -> list[bytes]:
-        """Workers that do not hold the acknowledged version of this run."""
-        held = (self.run, self._acked)
-        return [
-            address
-            for address, peer in delivery.peers.items()
-            if update.seed or (peer.hello.run, peer.hello.version) != held
-        ]
+    def _base(self, update: Update, peer: Peer) -> int | None:
+        """The version that what a worker is sent starts from; None for a seed."""
+        held = peer.hello
+        if update.seed or held.run != self.run:
+            return None
+        current = held.version == self._acked and peer.layout is not None and peer.layout.digest in update.layouts
+        return held.version if current or self._history.reaches(held.version) else None
 
-    def _send(self, update: Update, delivery: Delivery, seeded: list[bytes]) -> int:
-        limit = self._settings.chunk_bytes
+    def _send(self, update: Update, delivery: Delivery, groups: Mapping[tuple[str, int | None], list[bytes]]) -> int:
         verify = self._settings.verify_every > 0 and self._attempts % self._settings.verify_every == 0
+        parts = {}
+        for (digest, base), group in groups.items():
+            chunks = self._chunks(update, digest, base)
+            delivery.announce(group, Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank))
+            parts[digest, base] = self._identity(base, update.target), chunks
         sent = 0
-        for (digest, is_seed), group in delivery.groups(seeded).items():
-            link = self._links[digest]
-            base = None if is_seed else self._acked
-            chunks = self._seed_chunks(link) if is_seed else change_chunks(link.sections, limit)
-            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank)
-            size = delivery.send_update(group, begin, self._identity(base, update.target), chunks)
-            delivery.sent[digest, is_seed] = size // len(group)
+        for (digest, base), group in groups.items():
+            size = delivery.send_update(group, *parts[digest, base])
+            delivery.sent[digest, base] = size // len(group)
             sent += size
         return sent
+
+    def _chunks(self, update: Update, digest: str, base: int | None) -> list[Chunk]:
+        link = self._links[digest]
+        if base is None:
+            return self._seed_chunks(link)
+        if base != self._acked or digest not in update.layouts:
+            held = self._shards.held()
+            link = link_since(base, link, self._history, self._snapshot, self._table.kinds, held)
+        return change_chunks(link.sections, self._settings.chunk_bytes)
 
     def _seed_chunks(self, link: SendingLink) -> list[Chunk]:
         arrays = [(index, unit.numel, unit.width) for index, unit in enumerate(link.units)]
@@ -352,6 +388,7 @@ class Publisher:
     def _discard(self) -> None:
         self._staged = None
         self._snapshot.roll_back()
+        self._history.discard()
         for link in self._links.values():
             link.discard()
 

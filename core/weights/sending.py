@@ -1,20 +1,25 @@
-"""The sender's state for one layout: what of the staged update its workers get, and what they must then hold."""
+"""The sender's state for one layout: what of the staged update its workers get, and what they must then hold.
+
+Where the snapshot is on an accelerator, changes are cut into units, encoded and fingerprinted there; sections, counts
+and fingerprints come to the host. Memory there beside the snapshot: the changes of one tensor and of the units that
+are not complete, what the codec needs (see `triton_kernels.class_codec.gpu`), and for a unit of several parts, or of a
+column shard, the unit once while it is encoded at level 2.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from slipstream.core.weights.level import LevelChooser
 from slipstream.core.weights.messages import Applied
 from slipstream.core.weights.snapshot import TensorChanges
 from slipstream.core.weights.units import Link, Source
-from slipstream.core.weights.wire import I64, Bits, Encoders, range_section
-from slipstream.triton_kernels import as_unsigned_numpy, change_fingerprint, fingerprint, restrict
+from slipstream.core.weights.wire import Bits, Encoders, Places, range_section
+from slipstream.core.weights.wire.arrays import elements, join, order
+from slipstream.triton_kernels import change_fingerprint, fingerprint, put, restrict
 
 MASK = 2**64 - 1
 
@@ -30,6 +35,7 @@ class SendingLink:
             bits: int[n], the flat integer bits of a tensor (by index) as the sender holds it.
             level: codec level of the sections; None chooses one for each update, by what the last ones took.
         """
+        self.link = link
         self.units = link.units
         self.level = level or 0
         """Codec level of the staged update."""
@@ -64,19 +70,21 @@ class SendingLink:
         self._chooser.observe_link(sent, timing.wait_seconds)
         if not seed:
             seconds = self.encode_seconds + timing.work_seconds
-            self._chooser.observe_codec(self.level, self._elements, self.changes, sent, seconds)
+            # What travels in full for the engine's loader says nothing about a codec, nor does the time of that loader.
+            coded = 0 if any(unit.by_loader for unit in self.units) else sent
+            self._chooser.observe_codec(self.level, self._elements, self.changes, coded, seconds)
 
     def stage(self, tensor: int, changes: TensorChanges) -> None:
-        """Take the changes of one tensor, while the snapshot still holds the old one; encode the units it completes."""
+        """Take the changes of one tensor, which are in the snapshot; encode the units that it completes."""
         for source in self._of_tensor.get(tensor, ()):
             if self.units[source.unit].by_loader:
                 continue
             taken, positions = restrict(changes.positions, source.box)
-            if positions.size:
+            if len(positions):
                 part = TensorChanges(positions, changes.old[taken], changes.new[taken])
                 if not source.ascends:
-                    order = np.argsort(positions)
-                    part = TensorChanges(*(array[order] for array in part))
+                    ascending = order(positions)
+                    part = TensorChanges(*(array[ascending] for array in part))
                 self._collected.setdefault(source.unit, []).append(part)
                 moved = source.copies * change_fingerprint(*part)
                 self._moved[source.unit] = (self._moved.get(source.unit, 0) + moved) & MASK
@@ -95,10 +103,8 @@ class SendingLink:
                 self.sections.append(range_section(index, 0, self.dense(index)))
 
     def dense(self, unit: int) -> Bits:
-        """unsigned[numel]: a unit as the sender holds it; a view where that is one contiguous range."""
-        sources = self._of_unit[unit]
-        parts = [self._part(source) for source in sources]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        """[numel]: a unit as the sender holds it, where it holds it; a view where that is one contiguous range."""
+        return join([self._part(source) for source in self._of_unit[unit]])
 
     def expected(self, whole: bool) -> list[int]:
         """Fingerprints that a worker must report for the staged update.
@@ -133,16 +139,16 @@ class SendingLink:
         parts = self._collected.pop(unit, [])
         if parts:
             start = time.perf_counter()
-            changes = parts[0] if len(parts) == 1 else TensorChanges(*map(np.concatenate, zip(*parts, strict=True)))
-            old = _UnitBefore(self, unit, changes)
-            self.sections.append(self._encoders[self.level].section(unit, old, changes.positions, changes.new))
-            self.changes += changes.positions.size
+            changes = TensorChanges(*map(join, zip(*parts, strict=True)))
+            with _UnitBefore(self, unit, changes) as old:
+                self.sections.append(self._encoders[self.level].section(unit, old, changes.positions, changes.new))
+            self.changes += len(changes.positions)
             self.encode_seconds += time.perf_counter() - start
 
     def _part(self, source: Source) -> Bits:
-        bits = self._bits(source.tensor).cpu()
         box = source.from_unit
-        return as_unsigned_numpy(bits.as_strided(box.sizes, box.dst_strides, box.dst_offset).reshape(-1))
+        view = self._bits(source.tensor).as_strided(box.sizes, box.dst_strides, box.dst_offset)
+        return elements(view.reshape(-1))
 
     def _fingerprint(self, unit: int) -> int:
         total = 0
@@ -152,28 +158,37 @@ class SendingLink:
         return total & MASK
 
 
-class _UnitBefore(NamedTuple):
-    """`OldValues` of a unit while its update is staged."""
+class _UnitBefore:
+    """`OldValues` of a unit whose changes are in the snapshot already.
 
-    link: SendingLink
-    unit: int
-    changes: TensorChanges
+    They are taken out of it for as long as it is encoded, which costs two writes a change; level 0
+    rarely asks, and a copy of the unit would cost all of it.
+    """
+
+    def __init__(self, link: SendingLink, unit: int, changes: TensorChanges) -> None:
+        self._link, self._unit, self._changes = link, unit, changes
+        self._whole: Bits | None = None
+
+    def __enter__(self) -> _UnitBefore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._whole is not None:
+            put(self._whole, self._changes.positions, self._changes.new)
 
     @property
     def numel(self) -> int:
-        return self.link.units[self.unit].numel
+        return self._link.units[self._unit].numel
 
     @property
     def dtype(self) -> str:
-        return self.link.units[self.unit].dtype
+        return self._link.units[self._unit].dtype
 
     def all(self) -> Bits:
-        whole = self.link.dense(self.unit)
-        if len(self.link.units[self.unit].tensors) > 1:  # the earlier ones are already new in the snapshot
-            whole[self.changes.positions] = self.changes.old
-        return whole
+        if self._whole is None:
+            self._whole = self._link.dense(self._unit)
+            put(self._whole, self._changes.positions, self._changes.old)
+        return self._whole
 
-    def at(self, positions: I64) -> Bits:
-        if positions is self.changes.positions:
-            return self.changes.old
-        return self.all()[positions]
+    def at(self, positions: Places) -> Bits:
+        return self._changes.old if positions is self._changes.positions else self.all()[positions]

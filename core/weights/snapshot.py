@@ -6,31 +6,38 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.core.weights.wire import I64, Bits
-from slipstream.triton_kernels import as_bits, as_unsigned_numpy, extract_changes, gather
+from slipstream.core.weights.wire import Bits, Places
+from slipstream.core.weights.wire.arrays import elements, places, to_host
+from slipstream.triton_kernels import HALVES, as_bits, cast_extract, extract_changes, gather, put
 
 
 class TensorChanges(NamedTuple):
-    """What one tensor's changes are, on the host."""
+    """What one tensor's changes are: numpy arrays on the host, tensors on an accelerator."""
 
-    positions: I64
+    positions: Places
     """int64[n], strictly ascending flat element indices."""
     old: Bits
-    """unsigned[n], the elements at the base version."""
+    """[n], the elements at the base version."""
     new: Bits
-    """unsigned[n], the elements now."""
+    """[n], the elements now."""
 
 
 class _Pending(NamedTuple):
-    positions: torch.Tensor
-    old: torch.Tensor
+    positions: Places
+    old: Bits
 
 
 class Snapshot:
     """Flat integer bits of every tensor in the engine's dtype, with changes that can be taken back until acknowledged.
 
-    Memory: the model once, in the engine's dtype, in host memory (or on the trainer's device with
-    `slipstream.weight_sync.snapshot=device`, from the first delta on), plus old values of the pending changes.
+    In host memory (the default): the model once, in the engine's dtype. Tensors of an accelerator are compared there,
+    so each sync copies the model up, one tensor at a time (2 bytes an element of bf16), and the changes down (8 bytes
+    and two elements each); they are encoded on the host.
+
+    On the trainer's device, with `slipstream.weight_sync.snapshot=device`: the model once in the device's memory, from
+    the first delta on, and nothing of it crosses; changes stay there and are encoded there.
+
+    In either: positions and old values of the pending changes beside it (8 bytes and an element each).
     """
 
     def __init__(self, keep_on_device: bool) -> None:
@@ -38,40 +45,45 @@ class Snapshot:
         self._bits: dict[int, torch.Tensor] = {}
         self._pending: dict[int, _Pending] = {}
 
-    def store(self, tensor: int, value: torch.Tensor) -> None:
-        """Set the whole tensor; used before the first acknowledgement only, so it cannot be taken back."""
-        self._bits[tensor] = as_bits(value.detach().contiguous()).reshape(-1).to("cpu", copy=True)
+    def store(self, tensor: int, value: torch.Tensor, owned: bool = False) -> None:
+        """Set the whole tensor; used before the first acknowledgement only, so it cannot be taken back.
+
+        Args:
+            tensor: index in the checkpoint table.
+            value: the tensor in the engine's dtype.
+            owned: nobody else writes to `value`, so that it need not be copied.
+        """
+        self._bits[tensor] = as_bits(value.detach().contiguous()).reshape(-1).to("cpu", copy=not owned)
 
     def bits(self, tensor: int) -> torch.Tensor:
         """int[numel]: the tensor with pending changes applied."""
         return self._bits[tensor]
 
-    def compare(self, tensor: int, value: torch.Tensor) -> tuple[TensorChanges, torch.Tensor, torch.Tensor]:
-        """Find out bit by bit where `value` differs from the snapshot; pass the two tensors on to `write`.
+    def advance(self, tensor: int, value: torch.Tensor, dtype: torch.dtype | None = None) -> TensorChanges:
+        """Find out bit by bit where `value` differs, and put that into the snapshot.
+
+        fp32 masters that become bf16 or fp16 are cast, compared and written in one pass (`cast_extract`), unless a NaN
+        is among what changed: then torch casts the tensor.
 
         Args:
             tensor: index in the checkpoint table.
-            value: the new tensor in the engine's dtype, any device.
+            value: the new tensor, any shape and device.
+            dtype: the engine's; that of `value` by default.
 
         Returns:
-            The changes on the host, and their positions and new values where the snapshot is.
+            The changes, where the snapshot is.
         """
         bits = self._bits[tensor]
-        if self._keep_on_device and bits.device != value.device:
-            bits = self._bits[tensor] = bits.to(value.device)
-        new = value.detach().contiguous().reshape(-1)
-        positions, values = extract_changes(bits.to(new.device).view(new.dtype), new)
-        positions, values = positions.to(bits.device), values.to(bits.device)
-        old = _at(bits, positions)
-        self._pending[tensor] = _Pending(positions, old)
-        changes = TensorChanges(
-            positions.cpu().numpy(), as_unsigned_numpy(old.cpu()), as_unsigned_numpy(as_bits(values).cpu())
-        )
-        return changes, positions, as_bits(values)
-
-    def write(self, tensor: int, positions: torch.Tensor, values: torch.Tensor) -> None:
-        """Put what `compare` found into the snapshot."""
-        self._bits[tensor][positions] = values
+        base = bits.to(value.device)  # a copy for the time being, unless the snapshot is there
+        if self._keep_on_device:
+            bits = self._bits[tensor] = base
+        value = value.detach().contiguous().reshape(-1)
+        changes = _overwrite(base.view(dtype or value.dtype), value)
+        if base is not bits:
+            changes = TensorChanges(changes.positions.cpu().numpy(), to_host(changes.old), to_host(changes.new))
+            put(elements(bits), changes.positions, changes.new)
+        self._pending[tensor] = _Pending(changes.positions, changes.old)
+        return changes
 
     def commit(self) -> None:
         """The engines acknowledged: the pending changes are the base now."""
@@ -80,12 +92,21 @@ class Snapshot:
     def roll_back(self) -> None:
         """The engines kept the old version: so does the snapshot."""
         for tensor, pending in self._pending.items():
-            self._bits[tensor][pending.positions] = pending.old
+            put(elements(self._bits[tensor]), pending.positions, pending.old)
         self._pending.clear()
 
 
-def _at(bits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    if bits.device.type != "cpu":
-        return bits[positions]
-    found = gather(bits, positions.numpy())
-    return torch.from_numpy(found.view(f"i{found.itemsize}") if found.itemsize > 1 else found)
+def _overwrite(base: torch.Tensor, value: torch.Tensor) -> TensorChanges:
+    """Make `base` what `value` is in its dtype; both flat, on one device."""
+    bits = as_bits(base)
+    if value.dtype == torch.float32 and base.dtype in HALVES:
+        found, new, old = cast_extract(value, base)
+        if not new.view(base.dtype).isnan().any():
+            return TensorChanges(places(found), elements(old), elements(new))
+        # A dense load makes of a NaN what torch's cast does, and that is no one thing: do the same.
+        put(elements(bits), places(found), elements(old))
+    found, new = extract_changes(base, value.to(base.dtype))
+    where = places(found)
+    before = gather(bits, where)
+    put(elements(bits), where, elements(new))
+    return TensorChanges(where, before, elements(new))

@@ -30,6 +30,9 @@ from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, R
 
 logger = logging.getLogger(__name__)
 
+_TURN_SECONDS = 0.01
+"""How long to listen to one trainer rank while others may speak as well."""
+
 
 class Subscriber:
     """Holds a worker's layout and the version of the weights in its memory.
@@ -184,18 +187,29 @@ class Subscriber:
             The feeds that said so themselves (a publisher that was lost right before does not undo what the others
             already count as done), and whether all of them go on with an audit.
         """
-        # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit.
+        # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit. All
+        # are listened to at once, so that a verdict that is lost on one way does not hold up the others'.
         deadline = time.monotonic() + 2 * timeout
-        committed: list[Feed] = []
+        silent, committed = list(feeds), list[Feed]()
         failure: Exception | None = None
         audit = True
-        for feed in feeds:
-            try:
-                audit &= feed.expect(Commit, max(0.0, deadline - time.monotonic())).audit
-                committed.append(feed)
-                feed.send(Done(feed.begin.target))
-            except Exception as error:
-                failure = failure if isinstance(failure, AbortedError) else error
+        while silent:
+            for feed in list(silent):
+                left = max(0.0, deadline - time.monotonic())
+                patience = left if len(silent) == 1 else min(_TURN_SECONDS, left)
+                try:
+                    audit &= feed.expect(Commit, patience).audit
+                    committed.append(feed)
+                except SyncTimeoutError as error:
+                    if patience < left:
+                        continue
+                    failure = failure or error
+                except Exception as error:
+                    failure = failure if isinstance(failure, AbortedError) else error
+                silent.remove(feed)
+                if feed in committed:
+                    deadline = min(deadline, time.monotonic() + timeout)  # the others decided at the same time
+                    failure = _done(feed) or failure
         if not committed:
             assert failure is not None
             raise failure
@@ -234,7 +248,7 @@ class Subscriber:
         identity = Identity(begin.run, NO_BASE if begin.base is None else begin.base, begin.target)
         held = None if begin.base is None else lambda unit: HeldUnit(units[unit], layout.storages)
         for index in range(begin.frames):
-            sections = unpack_frame(feed.frame(timeout), identity, index, table, held)
+            sections = unpack_frame(feed.frame(timeout), identity, index, table, held, self._engine.device)
             yield [section._replace(unit=section.unit + feed.first) for section in sections]
 
     def _fingerprints_of(self, feed: Feed, transaction: Transaction, layout: LayoutMap) -> list[int]:
@@ -278,6 +292,15 @@ class Subscriber:
                     if (complete := tensors.add(unit, whole)) is not None:
                         ready[complete[0]] = complete[1]
             yield spec.name, ready.pop(index).to(self._engine.device)
+
+
+def _done(feed: Feed) -> Exception | None:
+    """Confirm an update that is final; what prevented it."""
+    try:
+        feed.send(Done(feed.begin.target))
+    except Exception as error:
+        return error
+    return None
 
 
 def _tell(feeds: Sequence[Feed], error: BaseException) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.units import WireUnit
 from slipstream.core.weights.wire import Changes, CorruptFrameError, Range, Section
+from slipstream.core.weights.wire.arrays import to_device
 from slipstream.triton_kernels import Applied, scatter_changes
 from slipstream.triton_kernels import undo as undo_scatter
 
@@ -20,6 +21,11 @@ from slipstream.triton_kernels import undo as undo_scatter
 class _Overwritten(NamedTuple):
     view: torch.Tensor
     saved: torch.Tensor
+
+
+class _Attributes(NamedTuple):
+    place: MutableMapping[str, Any]
+    saved: dict[str, Any]
 
 
 class _Scattered(NamedTuple):
@@ -34,7 +40,7 @@ class Transaction:
         self._layout = layout
         self._units = units
         self._engine = engine
-        self._undo: list[_Overwritten | _Scattered] = []
+        self._undo: list[_Overwritten | _Scattered | _Attributes] = []
         self._whole = UnitAssembly(units)
         self._tensors = TensorAssembly(layout.specs)
         self._for_loader: dict[int, torch.Tensor] = {}  # by tensor
@@ -71,17 +77,22 @@ class Transaction:
         self.load([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
 
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        """Run the engine's loader on whole tensors, after saving what it is known to write."""
+        """Run the engine's loader on whole tensors, after saving what it is known to write and to derive."""
         if weights:
+            whole = self._save_derived()
             for tensor in self._layout.opaque:
-                self._save(tensor)
+                if tensor.untyped_storage().data_ptr() not in whole:
+                    self._save(tensor)
             self._run_loader(weights)
 
     def roll_back(self) -> None:
-        """Restore every element that was written, last write first."""
+        """Restore every element that was written, last write first, and the engine tensors that were replaced."""
         for entry in reversed(self._undo):
             if isinstance(entry, _Overwritten):
                 entry.view.copy_(entry.saved)
+            elif isinstance(entry, _Attributes):
+                entry.place.clear()
+                entry.place.update(entry.saved)
             else:
                 undo_scatter(entry.storage, entry.applied)
         self._undo.clear()
@@ -95,8 +106,7 @@ class Transaction:
         if unit.by_loader:
             raise CorruptFrameError(f"{self._name(changes.unit)} must travel in full, but only its changes came")
         device = self._engine.device
-        positions = torch.from_numpy(changes.positions).to(device)
-        values = torch.from_numpy(changes.values.view(f"i{unit.width}" if unit.width > 1 else "u1")).to(device)
+        positions, values = to_device(changes.positions, device), to_device(changes.values, device)
         delta = 0
         for piece in unit.pieces:
             storage = self._layout.storages[piece.storage]
@@ -126,8 +136,19 @@ class Transaction:
             view.copy_(source.as_strided(box.sizes, box.src_strides, box.src_offset))
         self.rewritten.add(unit)
 
+    def _save_derived(self) -> set[int]:
+        """Save what the engine keeps beside the checkpoint's tensors; pointers of the storages saved in full."""
+        places = self._engine.derived()
+        self._undo += [_Attributes(place, dict(place)) for place in places]
+        tensors = [value for place in places for value in place.values() if isinstance(value, torch.Tensor)]
+        for tensor in {(t.data_ptr(), t.shape, t.stride()): t for t in tensors}.values():
+            self._save(tensor)
+        storages = [(t.untyped_storage(), t.numel() * t.element_size()) for t in tensors]
+        return {storage.data_ptr() for storage, size in storages if size >= storage.nbytes()}
+
     def _save(self, view: torch.Tensor) -> None:
-        self._undo.append(_Overwritten(view, view.detach().to("cpu", copy=True)))
+        view = view.detach()  # an engine may hold parameters that require gradients
+        self._undo.append(_Overwritten(view, view.to("cpu", copy=True)))
 
     def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.used_loader = True

@@ -23,6 +23,7 @@ class PublisherSettings:
     dense: bool = False
     """Ship every element at every sync."""
     keep_on_device: bool = False
+    history_share: float = 0.125
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Update:
     raw: dict[int, torch.Tensor] = field(default_factory=dict)
     """Trainer-dtype host copies, kept for a first seed or an audit."""
     audit: bool = False
+    layouts: frozenset[str] = frozenset()
+    """Digests of the layouts that its changes were encoded for."""
     changed: int = 0
     seconds: float = 0.0
 
@@ -68,3 +71,5 @@ class SyncReport:
     """Time of the audit alone; not part of `deliver_seconds`."""
     audited_tensors: int = 0
     """Engine tensors compared with a dense load and found equal; 0 when this sync was not audited."""
+    late_workers: int = 0
+    """Workers that had missed earlier syncs and were sent all changes since then."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.weights import ZmqPublisherChannel
+from slipstream.core.weights.transports import PublisherEndpoint
 from slipstream.plugins.verl import publishing
 from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
 from slipstream.plugins.verl.rollout import WIRE_FORMAT, RemoteUpdate, node_address
@@ -29,7 +29,7 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
     def __init__(self, bucket_size: int = 0, is_master: bool = False, **_: Any) -> None:
         self._is_master = is_master
         self._built: VerlPublisher | None = None
-        self._channel: ZmqPublisherChannel | None = None
+        self._channel: PublisherEndpoint | None = None
         self._endpoints: list[str] = []
         self._workers = 0
 
@@ -44,12 +44,11 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
         return self._is_master or self._publisher.shards is not None
 
     def prepare(self) -> dict[str, Any]:
-        """Open the address of the coming sync, on ranks that publish."""
+        """Open the address of the coming sync, on ranks that publish; connections are kept from one to the next."""
         if not self._publishes:
             return {}
-        self._close()
-        self._channel = self._publisher.open(node_address())
-        return {"endpoint": self._channel.endpoint}
+        self._channel = self._publisher.open(node_address(), same_host=False)
+        return {"endpoint": self._channel.invite()}
 
     @classmethod
     def build_topology(
@@ -91,17 +90,11 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
         return RemoteUpdate(self._endpoints, self._publisher.timeout)
 
     def finalize(self) -> None:
-        """Close the address of this sync."""
-        self._close()
+        """The sync is over; its connections stay."""
 
     def sync_metrics(self) -> dict[str, float]:
         """Metrics of the last sync out of this process, whichever path it took."""
         return dict(publishing.last_metrics)
-
-    def _close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
 
 
 async def _nothing() -> None:

@@ -64,14 +64,21 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         if node is not None:
             slipstream = parse_config(node)
             _check_seams(slipstream)
-            if slipstream.events is not None:
-                # Ray's workers have folders of their own.
-                slipstream = dataclasses.replace(slipstream, events=os.path.abspath(slipstream.events))
+            slipstream = _absolute(slipstream)
             env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env
+
+
+def _absolute(slipstream: SlipstreamConfig) -> SlipstreamConfig:
+    """Paths as seen from here: Ray's workers have folders of their own."""
+    sync = slipstream.weight_sync
+    if sync.chain is not None and "://" not in sync.chain:
+        sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
+    events = None if slipstream.events is None else os.path.abspath(slipstream.events)
+    return dataclasses.replace(slipstream, weight_sync=sync, events=events)
 
 
 def check(config: Any, slipstream: SlipstreamConfig) -> None:
@@ -96,6 +103,11 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
+    if slipstream.router.mode != "native":
+        raise ConfigError(
+            f"slipstream.router.mode={slipstream.router.mode}: expected native, this version has no load balancer for "
+            "verl yet; leave out slipstream/router (slipstream replay shows what the router would do)"
+        )
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(
@@ -103,6 +115,13 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
                 "nothing to do: choose the group instead, slipstream/weight_sync=native"
             )
         return
+    # torch is slow to import
+    from slipstream.core.weights.chain import check_chain
+    from slipstream.core.weights.transports import check_transport
+
+    check_transport(slipstream.weight_sync.transport)
+    if slipstream.weight_sync.chain is not None:
+        check_chain(slipstream.weight_sync.chain)
     off = "or add slipstream/weight_sync=native"
     if backend != BACKEND:
         raise ConfigError(
@@ -127,8 +146,23 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream weight sync does not serve prefill/decode disaggregation yet: set "
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
+    _check_adapters(config)
     if slipstream.events is not None:
         check_path(slipstream.events)
+
+
+def _check_adapters(config: Any) -> None:
+    """verl's disaggregated sync sends the weights under the adapters and never the adapters (verl #7495)."""
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    rank = max(model.get("lora_rank", 0), lora.get("rank", 0) or 0)
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    if rank > 0 and not lora.get("merge", False) and mode == "separate_async":
+        raise ConfigError(
+            "trainer.v1.trainer_mode=separate_async with LoRA needs actor_rollout_ref.model.lora.merge=true: verl "
+            "sends its standalone engines the weights under the adapters only, so they would generate with the base "
+            "model; add ++actor_rollout_ref.model.lora.merge=true, which makes deltas of the merged weights"
+        )
 
 
 def _check_ray() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,16 +19,21 @@ from slipstream.core.weights import (
     PublisherSettings,
     SyncError,
     SyncReport,
+    SyncTimeoutError,
     TrainerShards,
     Update,
-    ZmqPublisherChannel,
 )
+from slipstream.core.weights.chain import ChainMirror, MirrorReport
 from slipstream.core.weights.publisher import Agree
+from slipstream.core.weights.transports import PublisherEndpoint, bind
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 last_metrics: dict[str, float] = {}
 """Metrics of this process's last sync, for the trainer's tracker."""
+_chain_taken = False
+"""Whether a stream of weights of this process writes the chain."""
 
 
 def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
@@ -43,11 +47,22 @@ def publisher_settings(config: SlipstreamConfig) -> PublisherSettings:
         verify_every=sync.verify_every,
         dense=sync.mode == "dense",
         keep_on_device=sync.snapshot == "device",
+        history_share=sync.history_share,
     )
+
+
+def sync_timeout() -> float:
+    """Seconds that this run waits for each message."""
+    config = from_environment()
+    assert config is not None, "registered only in runs that carry the node"
+    return config.weight_sync.timeout_seconds
 
 
 class ShardSource(Protocol):
     """A training engine that shows what each rank holds; see `shards`."""
+
+    in_use: bool
+    """Set when weights are published from here."""
 
     def obstacle(self) -> str:
         """Why weights have to be gathered all the same; empty when they need not."""
@@ -75,11 +90,16 @@ class VerlPublisher:
         self._events = event_log(config)
         self.shards = shards if shards is not None and self._may_shard(shards) else None
         """Set when every trainer rank publishes its own shards."""
+        if self.shards is not None:
+            self.shards.in_use = True
         self._built: Publisher | None = None
+        self._ends: dict[str, PublisherEndpoint] = {}
+        self._chain: ChainMirror | None = None
+        self._chain_failures = 0
 
     def _may_shard(self, shards: ShardSource) -> bool:
-        if self._config.weight_sync.senders == "one":
-            return False
+        if self._config.weight_sync.senders == "one" or self._config.weight_sync.chain is not None:
+            return False  # a chain is written by one rank, from whole tensors
         obstacle = shards.obstacle()
         if obstacle:
             logger.info("weights are gathered before they are sent: %s", obstacle)
@@ -95,36 +115,40 @@ class VerlPublisher:
     @property
     def timeout(self) -> float:
         """Seconds to wait for each message."""
-        return self._config.weight_sync.timeout_seconds
+        return sync_timeout()
 
-    def open(self, endpoint: str) -> ZmqPublisherChannel:
-        """Bind the endpoint that the engine workers of one sync connect to."""
-        channel: ZmqPublisherChannel = plugins().transport("zeromq").open("publisher", endpoint, self.timeout)
-        return channel
+    def open(self, endpoint: str, same_host: bool) -> PublisherEndpoint:
+        """The end at `endpoint`, bound by the first call and kept for the life of the process.
 
-    @contextmanager
-    def shared(self, address: str) -> Iterator[tuple[ZmqPublisherChannel, list[str]]]:
-        """Bind an address on every trainer rank; yield this rank's channel and the endpoints of all. A collective.
+        Args:
+            endpoint: `ipc://...` or `tcp://...`.
+            same_host: whether all engine workers that will connect are on this host.
 
         Raises:
-            SyncError: another rank could not bind its address.
+            Exception: the configured transport cannot be used here, or the address cannot be bound.
         """
-        channel, failure = None, None
+        if endpoint not in self._ends:
+            self._ends[endpoint] = bind(self._config.weight_sync.transport, endpoint, same_host, self.timeout)
+        return self._ends[endpoint]
+
+    def shared(self, endpoint: str, same_host: bool) -> tuple[PublisherEndpoint, list[str]]:
+        """Open an end on every trainer rank for one sync; return this rank's and the addresses of all. A collective.
+
+        Raises:
+            SyncError: another rank could not open its end.
+        """
+        end, failure = None, None
         try:
-            channel = self.open(address)
+            end = self.open(endpoint, same_host)
         except Exception as error:
             failure = error
-        endpoints: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(endpoints, channel.endpoint if channel is not None else "")
-        try:
-            if failure is not None:
-                raise failure
-            if channel is None or not all(endpoints):
-                raise SyncError("another trainer rank could not open its address; its own error says why")
-            yield channel, endpoints
-        finally:
-            if channel is not None:
-                channel.close()
+        addresses: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(addresses, end.invite() if end is not None else "")
+        if failure is not None:
+            raise failure
+        if end is None or not all(addresses):
+            raise SyncError("another trainer rank could not open its address; its own error says why")
+        return end, addresses
 
     async def publish(
         self,
@@ -141,7 +165,7 @@ class VerlPublisher:
         Args:
             weights: gathered tensors, consumed in this thread, since its items are collectives of the trainer's ranks;
                 not looked at when this rank publishes its shards.
-            channel: closed by the caller.
+            channel: the workers connect to it.
             workers: engine workers that will connect.
             call_engine: starts the workers' side; its failure ends the sync with the engine's error.
             step: trainer step, for the event log.
@@ -153,6 +177,7 @@ class VerlPublisher:
             SyncError: another rank could not stage its weights.
             Exception: see `Publisher.stage` and `Publisher.deliver`.
         """
+        waited = self._chain.wait() if self._chain is not None else 0.0
         try:
             update = self._publisher.stage(weights if self.shards is None else self.shards.tensors())
             if log:
@@ -170,13 +195,32 @@ class VerlPublisher:
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
         report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
-        await engine
+        await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
             plugins().hook.slipstream_after_weight_sync(event=_finished(report))
         last_metrics.clear()
         last_metrics.update(sync_metrics(report))
+        if log and self._chain is None:
+            self._chain = self._claimed_chain()
+        if self._chain is not None:
+            self._chain.follow(self._publisher)
+            last_metrics["slipstream/weight_sync/chain_wait_seconds"] = waited
+            last_metrics["slipstream/weight_sync/chain_failures"] = self._chain_failures
         return dict(last_metrics)
+
+    def _claimed_chain(self) -> ChainMirror | None:
+        """The chain of this run, for the first stream of weights that asks: several would replace each other's."""
+        global _chain_taken
+        sync = self._config.weight_sync
+        if sync.chain is None or _chain_taken:
+            return None
+        _chain_taken = True
+        return ChainMirror(sync.chain, self._note_chain, level=0 if sync.level == "auto" else sync.level)
+
+    def _note_chain(self, report: MirrorReport) -> None:
+        self._chain_failures += bool(report.error)
+        self._events.emit("chain", **asdict(report))
 
     def _deliver(self, update: Update, channel: PublisherChannel, workers: int, agree: Agree) -> SyncReport:
         """Deliver; with several publishing ranks, report what all of them did together."""
@@ -193,6 +237,21 @@ class VerlPublisher:
             # Once the ranks have agreed all of them get here, whatever happens to one of them afterwards.
             reports = _gathered(report) if self.shards is not None and verdicts == [True] else [report]
         return together([each for each in reports if each is not None])
+
+
+async def answer(call: Awaitable[_T], timeout: float, what: str) -> _T:
+    """The result of a call to the engine that should come at once.
+
+    Raises:
+        SyncTimeoutError: it does not come within `timeout` seconds.
+        Exception: what the call raises.
+    """
+    try:
+        return await asyncio.wait_for(call, timeout)
+    except asyncio.TimeoutError as error:
+        raise SyncTimeoutError(
+            f"{what} did not return within {timeout:g} s (slipstream.weight_sync.timeout_seconds); is the engine alive?"
+        ) from error
 
 
 def all_ranks(ready: bool) -> bool:
@@ -221,7 +280,7 @@ def together(reports: Sequence[SyncReport]) -> SyncReport:
 
 
 _ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
-_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "level")
+_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "late_workers", "level")
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -236,7 +295,10 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),
         "seeded_workers": report.seeded_workers,
+        "late_workers": report.late_workers,
         "level": report.level,
+        "audit_seconds": report.audit_seconds,
+        "unverified_tensors": report.unverified_tensors,
     }
     return {f"slipstream/weight_sync/{key}": float(value) for key, value in values.items()}
 

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from slipstream.core.weights import EngineFailedError
+from slipstream.plugins.verl.adapters import Adapter
 from slipstream.plugins.vllm.worker_extension import failures
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
@@ -23,15 +24,22 @@ class SlipstreamHttpServer(vLLMHttpServer):
         # Level 2 throws the weights away, and a delta needs its base: keep them in host memory while asleep.
         return 1
 
-    async def slipstream_sync(self, endpoints: list[str], timeout: float) -> None:
-        """Make every worker take part in the sync at `endpoints`.
+    async def slipstream_sync(self, endpoints: list[str], timeout: float, adapter: Adapter | None = None) -> None:
+        """Make every worker take part in the sync at `endpoints`, of its weights or of this LoRA adapter.
 
         Raises:
-            EngineFailedError: with the errors of all workers that failed.
+            EngineFailedError: with the errors of all workers that failed, or that they did not answer.
         """
-        outcomes = await self.engine.collective_rpc(
-            method="slipstream_sync", kwargs={"endpoints": endpoints, "timeout": timeout}
-        )
+        method, more = ("slipstream_sync", {}) if adapter is None else ("slipstream_sync_adapter", {"adapter": adapter})
+        try:
+            outcomes = await self.engine.collective_rpc(
+                method=method, kwargs={"endpoints": endpoints, "timeout": timeout, **more}
+            )
+        except Exception as error:  # workers return theirs; vLLM says no more than "cancelled" where one has died
+            raise EngineFailedError(
+                f"the engine's workers did not answer the sync ({type(error).__name__}: {error}); if one of them died, "
+                "the engine's log above says why"
+            ) from error
         if failed := failures(outcomes):
             raise EngineFailedError("; ".join(failed))
 

@@ -11,8 +11,10 @@ from typing import Any
 import ray
 import torch
 
+from slipstream.core.weights.transports import Address
+from slipstream.plugins.verl.adapters import Adapter
 from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
+from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks, answer, sync_timeout
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 WIRE_FORMAT = "slipstream"
@@ -35,6 +37,9 @@ class SlipstreamServerAdapter(ServerAdapter):
     """
 
     _publisher: VerlPublisher | None = None
+    _adapter_publisher: VerlPublisher | None = None
+    _syncs = 0
+    """Syncs that this rank began: the same number on all, so it names one for the workers of all."""
     slipstream_shards: ShardSource | None = None
     """Set by the worker that owns this adapter, on trainer ranks."""
 
@@ -45,18 +50,25 @@ class SlipstreamServerAdapter(ServerAdapter):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> Any:
-        """See verl's `ServerAdapter.update_weights`. LoRA adapters keep verl's own path: they are small already."""
+        """See verl's `ServerAdapter.update_weights`.
+
+        A LoRA adapter is a stream of its own: the weights under it are seeded once, where the engine did not load them
+        itself, and only the adapter's tensors travel from then on.
+        """
         if isinstance(weights, RemoteUpdate):
             await self._sync_workers(weights.endpoints, weights.timeout)
-        elif wire_format != "named_tensors" or kwargs.get("peft_config") is not None:
+        elif wire_format != "named_tensors":
             native: Any = super().update_weights
             return await native(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
+        elif kwargs.get("peft_config") is not None and kwargs.get("base_sync_done"):
+            await self._publish_adapter(list(weights), kwargs["peft_config"], global_steps)
         else:
             await self._publish(weights, global_steps)
         if self._has_server:
-            await self.server_handle.clear_kv_cache.remote()
+            server, timeout = self.server_handle, sync_timeout()
+            await answer(server.clear_kv_cache.remote(), timeout, "the engine's clear_kv_cache")
             if global_steps is not None:
-                await self.server_handle.set_global_steps.remote(global_steps)
+                await answer(server.set_global_steps.remote(global_steps), timeout, "the engine's set_global_steps")
         return None
 
     async def _publish(self, weights: Iterable[tuple[str, torch.Tensor]], step: int | None) -> None:
@@ -67,53 +79,68 @@ class SlipstreamServerAdapter(ServerAdapter):
         else:
             await self._publish_shards(self._publisher, step)
 
+    async def _publish_adapter(
+        self, weights: list[tuple[str, torch.Tensor]], config: dict[str, Any], step: int | None
+    ) -> None:
+        """verl has gathered the adapter on every rank."""
+        if self._adapter_publisher is None:
+            self._adapter_publisher = VerlPublisher()
+        adapter = Adapter(config, tuple((name, tuple(tensor.shape)) for name, tensor in weights))
+        await self._publish_whole(self._adapter_publisher, weights, step, adapter)
+
     async def _publish_whole(
-        self, publisher: VerlPublisher, weights: Iterable[tuple[str, torch.Tensor]], step: int | None
+        self,
+        publisher: VerlPublisher,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        step: int | None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Every rank sends gathered tensors to the worker on its own GPU."""
-        socket = os.path.join(tempfile.gettempdir(), f"{self._run_name()}-{self.replica_rank}-{{local_rank}}.sock")
+        stream = f"{self.replica_rank}{'-adapter' if adapter is not None else ''}"
+        socket = os.path.join(tempfile.gettempdir(), f"{self._run_name()}-{stream}-{{local_rank}}.sock")
+        self._syncs += 1
         try:
-            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}")
+            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}", same_host=True)
+            address = Address.parse(channel.invite(str(self._syncs)))._replace(endpoint=f"ipc://{socket}")
         except BaseException:
             for _ in weights:  # collectives: the other ranks wait in them
                 pass
             all_ranks(False)
             raise
-        try:
-            await publisher.publish(
-                weights,
-                channel,
-                workers=1,
-                call_engine=lambda: self._sync_workers([f"ipc://{socket}"], publisher.timeout),
-                step=step,
-                agree=all_ranks,
-                log=self.replica_rank == 0 and self.rollout_rank == 0,
-            )
-        finally:
-            channel.close()
+        await publisher.publish(
+            weights,
+            channel,
+            workers=1,
+            call_engine=lambda: self._sync_workers([str(address)], publisher.timeout, adapter),
+            step=step,
+            agree=all_ranks,
+            log=self.replica_rank == 0 and self.rollout_rank == 0,
+        )
 
     async def _publish_shards(self, publisher: VerlPublisher, step: int | None) -> None:
         """Every rank sends what it holds to all workers of all replicas."""
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size:
-            address = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
+        same_host = int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size
+        if same_host:
+            endpoint = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
         else:
-            address = node_address()
-        with publisher.shared(address) as (channel, endpoints):
-            await publisher.publish(
-                (),
-                channel,
-                workers=size,
-                call_engine=lambda: self._sync_workers(endpoints, publisher.timeout),
-                step=step,
-                agree=all_ranks,
-                log=rank == 0,
-            )
+            endpoint = node_address()
+        channel, addresses = publisher.shared(endpoint, same_host)
+        await publisher.publish(
+            (),
+            channel,
+            workers=size,
+            call_engine=lambda: self._sync_workers(addresses, publisher.timeout),
+            step=step,
+            agree=all_ranks,
+            log=rank == 0,
+        )
 
-    async def _sync_workers(self, endpoints: list[str], timeout: float) -> None:
+    async def _sync_workers(self, endpoints: list[str], timeout: float, adapter: Adapter | None = None) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""
         if self._ensure_server_handle():
-            await self.server_handle.slipstream_sync.remote(endpoints=endpoints, timeout=timeout)
+            more = {} if adapter is None else {"adapter": adapter}
+            await self.server_handle.slipstream_sync.remote(endpoints=endpoints, timeout=timeout, **more)
 
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])

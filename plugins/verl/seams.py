@@ -55,6 +55,14 @@ def seam_table() -> SeamTable:
             _sync("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "()", "hands over the shards"),
             _sync("verl.workers.engine.spec:derive_dtensor_placement", "(spec)", "which shard a rank holds"),
             _sync("verl.utils.model:convert_weight_keys", "(state_dict, model)", "checkpoint names"),
+            _sync("verl.workers.engine.fsdp.utils:unfuse_moe_params", "(weights, model_type)", "names of experts"),
+            _sync("verl.utils.fsdp_utils:merged_lora_context", "(actor, backup_adapters)", "merges adapters"),
+            _sync("verl.utils.fsdp_utils:normalize_peft_param_name", "(params)", "names beside adapters"),
+            _sync(
+                "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",
+                "(layered_summon, base_sync_done, **kwargs)",
+                "not called where shards are sent",
+            ),
             _sync("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
         ),
     )

@@ -1,23 +1,29 @@
-"""The trainer's own shards instead of gathered tensors, where verl's training engine shows them (FSDP2)."""
+"""The trainer's own shards instead of gathered tensors, where verl's training engine shows them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from slipstream.core.weights import SyncError, TensorSpec
-from slipstream.core.weights.plan import block, sharded
 from slipstream.core.weights.trainer_shards import TrainerShards
+from slipstream.plugins.verl.held import Held, HeldTensor, of_flat_parameters, of_parameter, unfused
 from slipstream.triton_kernels import Box
 from verl.utils.device import get_device_id
-from verl.utils.fsdp_utils import fsdp_version
+from verl.utils.fsdp_utils import (
+    fsdp_version,
+    load_fsdp_model_to_gpu,
+    merged_lora_context,
+    normalize_peft_param_name,
+)
 from verl.utils.model import convert_weight_keys
-from verl.workers.engine.spec import BlockPlacement, ShardSpec, derive_dtensor_placement
 
 ATTRIBUTE = "slipstream_shards"
 """Where a rollout adapter or a checkpoint engine of a trainer rank finds its `ShardSource`."""
@@ -30,7 +36,7 @@ def hand_over(init_model: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(worker: Any, *args: Any, **kwargs: Any) -> Any:
         result = init_model(worker, *args, **kwargs)
         if "actor" in worker.role:
-            source = ShardSource(worker.actor.engine)
+            source = shard_source(worker.actor.engine)
             for name in ("rollout", "checkpoint_engine"):
                 if getattr(worker, name, None) is not None:
                     setattr(getattr(worker, name), ATTRIBUTE, source)
@@ -39,36 +45,57 @@ def hand_over(init_model: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class ShardSource:
-    """The shards of this trainer rank."""
+def shard_source(engine: Any) -> ShardSource | None:
+    """The shards of a verl training engine, or None where its weights have to be gathered."""
+    if _version(engine):
+        source: ShardSource = FsdpShards(engine)
+    elif hasattr(engine, "bridge") and hasattr(engine, "vanilla_bridge"):
+        from slipstream.plugins.verl.megatron_shards import MegatronShards
+
+        source = MegatronShards(engine)
+    else:
+        return None
+    engine.get_per_tensor_param = source.spare(engine.get_per_tensor_param)
+    return source
+
+
+class ShardSource(ABC):
+    """The shards of this trainer rank, in the checkpoint's terms."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        self.in_use = False
+        """Set when weights are published from here; verl then need not gather them as well."""
 
     def obstacle(self) -> str:
-        """Why weights have to be gathered; empty when they need not. The same on every rank."""
-        engine = self._engine
+        """Why weights have to be gathered; empty when they need not. The same on every rank; may be a collective."""
         if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
             return "the trainer has one rank"
-        if not hasattr(engine, "module") or fsdp_version(engine.module) != 2:  # type: ignore[no-untyped-call]
-            return "the training engine is not FSDP2"
-        if hasattr(engine.module, "peft_config"):
-            return "LoRA adapters are merged or sent by verl"
-        if getattr(engine, "_qat_enabled", False):
+        if getattr(self._engine, "_qat_enabled", False):
             return "verl quantises what it sends"
-        for name, parameter in self._parameters().items():
-            if ".mlp.experts." in name and parameter.dim() == 3:
-                return f"verl unpacks {name} into single experts"
-            if isinstance(parameter, DTensor) and any(placement.is_partial() for placement in parameter.placements):
-                return f"{name} is a partial sum"
-        return ""
+        return self._obstacle()
+
+    def spare(self, gather: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the engine's `get_per_tensor_param`: nothing is gathered that nobody will look at.
+
+        verl calls it before every sync. FSDP2 would not gather before the tensors are consumed, FSDP1 does.
+        """
+
+        @functools.wraps(gather)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return (iter(()), None) if self.in_use else gather(*args, **kwargs)
+
+        return wrapped
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, flat local tensor) of every parameter and buffer of which this rank holds anything."""
-        for name, parameter in self._parameters().items():
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if local.numel():
-                yield name, local.detach().to(get_device_id(), non_blocking=True).reshape(-1)
+        """(name, flat local tensor) of every parameter and buffer of which this rank holds anything.
+
+        Adapters that verl merges are merged while this runs, so every tensor has to be consumed before the next.
+        """
+        with self._ready():
+            for name, held in self._held().items():
+                if held.numel:
+                    yield name, held.local().to(get_device_id(), non_blocking=True)
 
     def exchange(self) -> TrainerShards:
         """Tell the other ranks what this one holds; a collective.
@@ -76,33 +103,99 @@ class ShardSource:
         Raises:
             SyncError: the ranks hold different models.
         """
-        parameters = self._parameters()
-        specs = tuple(
-            TensorSpec.of(name, torch.empty(p.shape, dtype=p.dtype, device="meta")) for name, p in parameters.items()
-        )
-        mine = {name: [tuple(box) for box in _boxes(parameter)] for name, parameter in parameters.items()}
-        told: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, (secrets.randbits(63), specs, mine))
-        if any(other != specs for _, other, _ in told):
-            raise SyncError(
-                "the trainer ranks hold different sets of parameters; use slipstream.weight_sync.senders=one"
-            )
-        senders = {
-            rank: {name: [Box(*box) for box in boxes] for name, boxes in held.items() if boxes}
-            for rank, (_, _, held) in enumerate(told)
+        held = self._held()
+        mine = {
+            name: (tensor.shape, tensor.dtype, [tuple(box) for box in tensor.boxes]) for name, tensor in held.items()
         }
-        return TrainerShards(torch.distributed.get_rank(), told[0][0], specs, senders)
+        told: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, (secrets.randbits(63), mine))
+        ranks = [parts for _, parts in told]
+        senders = {
+            rank: {name: [Box(*box) for box in boxes] for name, (_, _, boxes) in parts.items() if boxes}
+            for rank, parts in enumerate(ranks)
+        }
+        return TrainerShards(torch.distributed.get_rank(), told[0][0], _table(ranks), senders)
 
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        parameters: dict[str, torch.Tensor] = convert_weight_keys(self._engine.module.state_dict(), self._engine.module)
-        return parameters
+    @abstractmethod
+    def _obstacle(self) -> str:
+        """What this training engine has in the way."""
+
+    @abstractmethod
+    def _ready(self) -> AbstractContextManager[Any]:
+        """The time in which the shards are what is to be sent; may be collective at both ends."""
+
+    @abstractmethod
+    def _held(self) -> Mapping[str, Held]:
+        """By checkpoint name, in an order that all ranks share.
+
+        Raises:
+            ValueError: a part of it cannot be told from the shard alone.
+        """
 
 
-def _boxes(parameter: torch.Tensor) -> list[Box]:
-    """Checkpoint index to index in this rank's flat local tensor."""
-    if not isinstance(parameter, DTensor):
-        return sharded(tuple(parameter.shape))
-    place, _, _ = derive_dtensor_placement(ShardSpec.from_param(parameter))
-    if isinstance(place, BlockPlacement):
-        return block(tuple(parameter.shape), place.global_offset, place.local_shape)
-    return sharded(tuple(parameter.shape))
+def _table(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], torch.dtype | None, Any]]]) -> tuple[TensorSpec, ...]:
+    """The checkpoint as all ranks see it; a rank that holds nothing of a tensor need not know its dtype."""
+    specs = []
+    for name, (shape, _, _) in ranks[0].items():
+        dtypes = {parts[name][1] for parts in ranks if name in parts} - {None}
+        if any(parts.keys() != ranks[0].keys() or parts[name][0] != shape for parts in ranks) or len(dtypes) != 1:
+            raise SyncError(
+                f"the trainer ranks hold different sets of parameters or do not agree on {name}; use "
+                "slipstream.weight_sync.senders=one"
+            )
+        specs.append(TensorSpec.of(name, torch.empty(shape, dtype=dtypes.pop(), device="meta")))
+    return tuple(specs)
+
+
+class FsdpShards(ShardSource):
+    """Of verl's FSDP engine, both versions."""
+
+    def _obstacle(self) -> str:
+        if self._lora and (_version(self._engine) == 1 or not self._merges):
+            return "LoRA adapters are merged into whole weights by FSDP1, or sent by verl"
+        try:
+            self._held()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    @property
+    def _lora(self) -> bool:
+        return hasattr(_unwrapped(self._engine.module), "peft_config")
+
+    @property
+    def _merges(self) -> bool:
+        return bool(self._engine.model_config.lora.get("merge", False))
+
+    def _ready(self) -> AbstractContextManager[Any]:
+        if not self._lora:
+            return contextlib.nullcontext()
+        if not self._engine._uses_fsdp2_cpu_offload_policy:
+            load_fsdp_model_to_gpu(self._engine.module)  # as verl does: merging computes on the device
+        merged: AbstractContextManager[Any] = merged_lora_context(self._engine.module, backup_adapters=True)
+        return merged
+
+    def _held(self) -> dict[str, HeldTensor]:
+        module = self._engine.module
+        if _version(self._engine) == 1:
+            named: Any = dict(of_flat_parameters(module))
+        else:
+            named = {name: of_parameter(parameter) for name, parameter in self._state_dict(module).items()}
+        held: dict[str, HeldTensor] = convert_weight_keys(named, _unwrapped(module))
+        model_type = self._engine.model_config.hf_config.model_type
+        return {part: h for name, tensor in held.items() for part, h in unfused(name, tensor, model_type)}
+
+    def _state_dict(self, module: Any) -> dict[str, torch.Tensor]:
+        parameters = module.state_dict()
+        merged: dict[str, torch.Tensor] = normalize_peft_param_name(parameters) if self._lora else parameters
+        return merged
+
+
+def _version(engine: Any) -> int:
+    """1 or 2, 0 for anything but FSDP."""
+    module = getattr(engine, "module", None)
+    return int(fsdp_version(module)) if isinstance(module, torch.nn.Module) else 0  # type: ignore[no-untyped-call]
+
+
+def _unwrapped(module: Any) -> Any:
+    return getattr(module, "_fsdp_wrapped_module", module)

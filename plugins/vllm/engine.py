@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 
+from slipstream.plugins.vllm.cpu_experts import experts_are_unpacked
+from slipstream.triton_kernels import as_bits
+
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
-"""vLLM layer methods that leave weights in checkpoint form after loading. Every other one (quantised, expert kernels
-with their own block layouts: vLLM #42821, SkyRL #1680) takes the loader path, because shapes alone cannot tell."""
+"""vLLM layer methods that leave weights in checkpoint form after loading. Every other one (quantised, experts with
+block layouts of their own: vLLM #42821, SkyRL #1680) takes the loader path, because shapes alone cannot tell."""
+_PLAIN_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
+"""Backends of vLLM's unquantised experts that compute with `w13` and `w2` as the loader writes them."""
 
 
 class VllmEngine:
@@ -38,6 +43,11 @@ class VllmEngine:
         with set_current_vllm_config(config):
             process_weights_after_loading(self._model, config.model_config, self.device)
 
+    def derived(self) -> list[MutableMapping[str, Any]]:
+        """Attributes, parameters and buffers of every layer with post-load processing."""
+        layers = {id(m): m for layer in self._model.modules() if _is_transformed(layer) for m in layer.modules()}
+        return [place for m in layers.values() for place in (m.__dict__, m._parameters, m._buffers)]
+
     def live_storages(self) -> dict[int, int]:
         """Data pointer to bytes of every storage under the model's parameters and buffers."""
         storages = (tensor.untyped_storage() for _, tensor in self._tensors())
@@ -45,11 +55,37 @@ class VllmEngine:
 
     def transformed(self) -> list[torch.Tensor]:
         """Parameters of layers whose post-load processing may change the memory layout."""
-        return [parameter for m in self._model.modules() if _is_transformed(m) for parameter in m.parameters()]
+        transformed = (m for m in self._model.modules() if _is_transformed(m) or not self._keeps_experts(m))
+        return [parameter for module in transformed for parameter in module.parameters()]
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes of every parameter and buffer, the definition vLLM's own weight checker uses."""
         return {name: hashlib.sha256(_raw_bytes(tensor)).hexdigest() for name, tensor in self._tensors()}
+
+    def _keeps_experts(self, module: torch.nn.Module) -> bool:
+        """Whether vLLM's preparation leaves the experts of this layer alone, bit for bit and where they are.
+
+        It runs again after every load, so running it once more is no more than a load does. What it changes is put
+        back, and the layer takes the loader path. Layers without experts are not looked at.
+        """
+        if not _has_experts(module):
+            return True
+        from vllm.config import set_current_vllm_config
+
+        before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters(recurse=False)}
+        with set_current_vllm_config(self._worker.model_runner.vllm_config):
+            module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
+        kept = True
+        for name, (parameter, address, value) in before.items():
+            now = getattr(module, name)
+            if now.data_ptr() != address or now.shape != value.shape:
+                kept = False
+                setattr(module, name, parameter)
+                parameter.data.copy_(value)
+            elif not torch.equal(as_bits(now.detach()), as_bits(value)):
+                kept = False
+                now.data.copy_(value)
+        return kept
 
     @property
     def _model(self) -> Any:
@@ -67,8 +103,22 @@ def _is_transformed(module: torch.nn.Module) -> bool:
     which only a load through vLLM's own loader rebuilds.
     """
     method = getattr(module, "quant_method", None)
-    plain = method is None or type(method).__name__ in _PLAIN_METHODS
+    plain = method is None or type(method).__name__ in _PLAIN_METHODS or _has_plain_experts(method)
     return not plain or hasattr(module, "process_weights_after_loading")
+
+
+def _has_plain_experts(method: Any) -> bool:
+    if type(method).__name__ != "UnquantizedFusedMoEMethod":
+        return False
+    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    if method.unquantized_backend.name == "CPU":
+        return experts_are_unpacked(experts)
+    # A kernel with a hook of its own keeps something that only vLLM's loader renews.
+    return method.unquantized_backend.name in _PLAIN_EXPERTS and not hasattr(experts, "process_weights_after_loading")
+
+
+def _has_experts(module: torch.nn.Module) -> bool:
+    return hasattr(module, "w13_weight") and _has_plain_experts(getattr(module, "quant_method", None))
 
 
 def _raw_bytes(tensor: torch.Tensor) -> memoryview:

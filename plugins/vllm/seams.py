@@ -34,6 +34,17 @@ def seam_table() -> SeamTable:
                 "(layer, remove_weight)",
                 "CPU only: replaced, so that weights stay in place",
             ),
+            _sync(
+                "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
+                None,
+                "experts written in place",
+            ),
+            _sync(
+                "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts"
+                ".process_weights_after_loading",
+                "(layer)",
+                "CPU only: replaced, so that experts stay in place",
+            ),
             _sync("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", None, "mixes our extension in"),
         ),
     )

@@ -14,59 +14,109 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from slipstream.core.config import from_environment
-from slipstream.core.hooks import plugins
 from slipstream.core.seams import require
-from slipstream.core.weights import Subscriber, SubscriberChannel
+from slipstream.core.weights import Connections, Subscriber, SyncError
+from slipstream.core.weights.chain import ChainReader
+from slipstream.plugins.vllm.cpu_experts import keep_experts_unpacked
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 from slipstream.plugins.vllm.engine import VllmEngine
 from slipstream.plugins.vllm.seams import seam_table
 
 logger = logging.getLogger(__name__)
 
+Outcome = tuple[int | None, str]
+"""(version now held, "") or (version still held or None, the error)."""
+
 
 class WorkerExtension:
     """Mixed into the worker class by vLLM; every method is reachable by `collective_rpc`."""
 
     _slipstream_subscriber: Subscriber | None = None
+    _slipstream_connections: Connections | None = None
+    _slipstream_reader: ChainReader | None = None
+    _slipstream_asleep = False
+    """Whether the memory of the weights may be given back to the system."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
         config = from_environment()
         require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
         keep_weights_unpacked()
+        keep_experts_unpacked()
         create = super().__new__
-        return create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
+        worker = create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
+        worker._slipstream_watch()
+        return worker
 
-    def slipstream_sync(self, endpoints: list[str], timeout: float) -> tuple[int | None, str]:
+    def slipstream_sync(self, endpoints: list[str], timeout: float) -> Outcome:
         """Receive one update from the publishers at `endpoints`, one for each trainer rank that sends.
 
         Args:
-            endpoints: ZeroMQ addresses; `{local_rank}` in them becomes this worker's rank on its node.
+            endpoints: what the publishers' ends gave out (`invite`); `{local_rank}` in them becomes this worker's rank
+                on its node. Connections are kept for the next sync.
             timeout: seconds to wait for each message.
 
         Returns:
             (version now held, "") or (version still held or None, the error). Never raises: vLLM's executor stops
             reading at the first worker that raises, and takes the answers of the others for those of the next call.
         """
-        channels: list[SubscriberChannel] = []
-        subscriber = None
-        try:
-            subscriber = self._slipstream()
-            transport = plugins().transport("zeromq")
-            for endpoint in endpoints:
-                address = endpoint.format(local_rank=self._slipstream_local_rank())
-                channels.append(transport.open("subscriber", address, timeout))
-            return subscriber.sync(channels, timeout), ""
-        except Exception as error:
-            logger.exception("slipstream: this worker keeps the weights it had")
-            return subscriber.version if subscriber is not None else None, f"{type(error).__name__}: {error}"
-        finally:
-            for channel in channels:
-                channel.close()
+        if self._slipstream_reader is not None:
+            self._slipstream_reader.invalidate()
+        return self._slipstream_take_part(self._slipstream, endpoints, timeout)
 
     def slipstream_checksums(self) -> dict[str, str]:
         """SHA-256 of every parameter and buffer of this worker."""
         return VllmEngine(self).checksums()
+
+    def _slipstream_take_part(
+        self,
+        find: Callable[[], Subscriber],
+        endpoints: list[str],
+        timeout: float,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """What `slipstream_sync` says, for the subscriber that `find` returns; `afterwards` puts the update to use."""
+        subscriber = None
+        try:
+            subscriber = find()
+            self._slipstream_connections = self._slipstream_connections or Connections()
+            addresses = [endpoint.format(local_rank=self._slipstream_local_rank()) for endpoint in endpoints]
+            with self._slipstream_connections.joined(addresses, timeout) as channels:
+                version = subscriber.sync(channels, timeout)
+            afterwards()
+            return version, ""
+        except Exception as error:
+            logger.exception("slipstream: this worker could not take the update")
+            return subscriber.version if subscriber is not None else None, f"{type(error).__name__}: {error}"
+
+    def slipstream_follow(self, url: str) -> tuple[int | None, str]:
+        """Go to the newest version of the chain at `url`: for an engine that the trainer cannot reach, or a late one.
+
+        Args:
+            url: of a folder, as fsspec takes it.
+
+        Returns:
+            (version of the chain now held, None before the first; the error, or ""). Never raises, as above.
+        """
+        reader = None
+        try:
+            subscriber = self._slipstream()
+            if self._slipstream_reader is None or self._slipstream_reader.url != url:
+                self._slipstream_reader = ChainReader(url, self._slipstream_engine())
+            reader = self._slipstream_reader
+            held = reader.version
+            version = reader.update()
+            if version != held:
+                subscriber.invalidate("the weights come from a chain now")
+            return version, ""
+        except Exception as error:
+            if self._slipstream_subscriber is not None:
+                self._slipstream_subscriber.invalidate("an update from a chain failed")
+            logger.exception("slipstream: this worker did not reach the newest version of %s", url)
+            return reader.version if reader is not None else None, f"{type(error).__name__}: {error}"
+
+    def _slipstream_engine(self) -> VllmEngine:
+        return VllmEngine(self)
 
     def _slipstream_local_rank(self) -> int:
         return int(self.local_rank)  # type: ignore[attr-defined]  # an attribute of vLLM's worker
@@ -75,45 +125,59 @@ class WorkerExtension:
         return f"vLLM worker rank {self.rank}"  # type: ignore[attr-defined]  # an attribute of vLLM's worker
 
     def _slipstream(self) -> Subscriber:
+        if self._slipstream_asleep:
+            raise SyncError(
+                f"{self._slipstream_name()} sleeps, so its weights have no memory to write to; "
+                "wake them before the sync: wake_up(tags=['weights'])"
+            )
         if self._slipstream_subscriber is None:
-            self._slipstream_subscriber = Subscriber(VllmEngine(self), self._slipstream_name())
-            for method, loses_weights in _WRITERS.items():
-                if hasattr(self, method):
-                    setattr(self, method, self._slipstream_guard(getattr(self, method), method, loses_weights))
+            self._slipstream_subscriber = Subscriber(self._slipstream_engine(), self._slipstream_name())
         return self._slipstream_subscriber
 
-    def _slipstream_guard(
-        self, call: Callable[..., Any], method: str, loses_weights: Callable[..., bool]
-    ) -> Callable[..., Any]:
-        """Make another writer of the weights invalidate the version first."""
+    def _slipstream_watch(self) -> None:
+        """Notice whoever else writes, discards or moves the weights of this worker."""
 
-        @functools.wraps(call)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self._slipstream_subscriber is not None and loses_weights(*args, **kwargs):
-                self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
-            return call(*args, **kwargs)
+        def watch(method: str, note: Callable[..., None], first: bool) -> None:
+            call = getattr(self, method)
 
-        return guarded
+            @functools.wraps(call)
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                if first:
+                    note(*args, **kwargs)
+                result = call(*args, **kwargs)
+                if not first:
+                    note(*args, **kwargs)
+                return result
+
+            setattr(self, method, watched)
+
+        for method in _WRITERS:
+            if hasattr(self, method):
+                watch(method, functools.partial(self._slipstream_lose, method), first=True)
+        if hasattr(self, "sleep") and hasattr(self, "wake_up"):
+            watch("sleep", self._slipstream_sleeps, first=True)
+            watch("wake_up", self._slipstream_wakes, first=False)
+
+    def _slipstream_lose(self, method: str, *args: Any, **kwargs: Any) -> None:
+        if self._slipstream_subscriber is not None:
+            self._slipstream_subscriber.invalidate(f"vLLM ran {method}")
+        if self._slipstream_reader is not None:
+            self._slipstream_reader.invalidate()
+
+    def _slipstream_sleeps(self, level: int = 1) -> None:
+        self._slipstream_asleep = level >= 1
+        if level >= 2:  # level 1 keeps them in host memory
+            self._slipstream_lose(f"sleep(level={level})")
+
+    def _slipstream_wakes(self, tags: list[str] | None = None) -> None:
+        if tags is None or "weights" in tags:
+            self._slipstream_asleep = False
 
 
-def _always(*args: Any, **kwargs: Any) -> bool:
-    return True
+_WRITERS = ("reload_weights", "load_model", "update_weights", "update_weights_from_ipc")
+"""Worker methods after which the weights are not those of the acknowledged version."""
 
 
-def _level_two(level: int = 1, *args: Any, **kwargs: Any) -> bool:
-    return level >= 2
-
-
-_WRITERS: dict[str, Callable[..., bool]] = {
-    "sleep": _level_two,  # level 2 discards the weights, level 1 keeps them in host memory
-    "reload_weights": _always,
-    "load_model": _always,
-    "update_weights": _always,
-    "update_weights_from_ipc": _always,
-}
-"""Worker methods after which the weights are not those of the acknowledged version, and when."""
-
-
-def failures(outcomes: Iterable[tuple[int | None, str]]) -> list[str]:
+def failures(outcomes: Iterable[Outcome]) -> list[str]:
     """The errors in what `collective_rpc("slipstream_sync", ...)` returned, with the rank; empty when all is well."""
     return [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error]

@@ -89,6 +89,9 @@ def nudge(weights: Weights, share: float, seed: int) -> Weights:
 class EngineWeightSync:
     """The suite. `engine` is a class-scoped fixture yielding a `RolloutEngine`; `weights` the fp32 checkpoint."""
 
+    fused = "model.layers.1.mlp.up_proj.weight"
+    """A tensor that the engine keeps as a part of a larger one."""
+
     @pytest.fixture
     def socket(self, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(tmp_path_factory.mktemp("s", numbered=True) / "z")
@@ -109,7 +112,7 @@ class EngineWeightSync:
         """Tokens too: a copy that the engine computes with (packed by the CPU backend) may differ from a parameter."""
         moved = nudge(weights, 0.3, 7)
         for name in list(moved):
-            if name.endswith(("proj.weight", "embed_tokens.weight")):
+            if name.endswith(("proj.weight", "embed_tokens.weight", "mlp.gate.weight")):
                 moved[name] = moved[name].flip(0).contiguous()  # other tokens, through matrices alone
         if torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
             moved["lm_head.weight"] = moved["model.embed_tokens.weight"]
@@ -126,7 +129,7 @@ class EngineWeightSync:
         publish(publisher, engine, moved, socket)
         for name in (
             "model.layers.0.self_attn.q_proj.weight",
-            "model.layers.1.mlp.up_proj.weight",
+            self.fused,
             "model.norm.weight",
         ):
             moved[name].view(-1)[5] = float("nan")

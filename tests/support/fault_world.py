@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -26,7 +26,7 @@ from slipstream.core.weights import (
     subscriber,
 )
 from slipstream.core.weights.plan import Cut, sharded
-from slipstream.triton_kernels import as_bits
+from slipstream.triton_kernels import Box, as_bits
 
 TIMEOUT = 0.3
 """Virtual seconds; a call may wait for a few messages, and twice as long for the verdict."""
@@ -119,6 +119,20 @@ def trained(weights: Weights, how: str, seed: int) -> Weights:
     return moved
 
 
+def shard_of(weights: Weights, held: Mapping[str, Sequence[Box]] | None) -> list[tuple[str, Tensor]]:
+    """The flat local tensors of a rank that holds these boxes; the whole tensors of one that holds all."""
+    if held is None:
+        return list(weights.items())
+    result = []
+    for name, tensor in weights.items():
+        local = torch.zeros(sum(box.numel for box in held[name]), dtype=tensor.dtype)
+        for box in held[name]:
+            source = tensor.contiguous().as_strided(box.sizes, box.src_strides, box.src_offset)
+            local.as_strided(box.sizes, box.dst_strides, box.dst_offset).copy_(source)
+        result.append((name, local))
+    return result
+
+
 STEPS = ("nothing", "sparse", "everything", "special", "one tensor")
 
 
@@ -204,17 +218,7 @@ class World:
 
     def shard(self, rank: int) -> list[tuple[str, Tensor]]:
         """What a trainer rank has of the present weights."""
-        if self.senders is None:
-            return list(self.weights.items())
-        result = []
-        for name, tensor in self.weights.items():
-            boxes = self.senders[rank][name]
-            local = torch.zeros(sum(box.numel for box in boxes), dtype=tensor.dtype)
-            for box in boxes:
-                source = tensor.contiguous().as_strided(box.sizes, box.src_strides, box.src_offset)
-                local.as_strided(box.sizes, box.dst_strides, box.dst_offset).copy_(source)
-            result.append((name, local))
-        return result
+        return shard_of(self.weights, None if self.senders is None else self.senders[rank])
 
     def sync(
         self, faults: Mapping[int, Fault] | None = None, broken_collective: int | None = None, fresh: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from virtual_time import VirtualTime
 
 from slipstream.core.weights import SyncTimeoutError
+from slipstream.core.weights.messages import decode
+from slipstream.core.weights.wire import MAGIC
 
 Link = tuple[str, int, int]
 """(direction, trainer rank, worker)."""
@@ -43,6 +45,8 @@ class FaultyNet:
         self.faults: Mapping[int, Fault] = {}
         self.count = 0
         """Messages sent in this sync, in both directions."""
+        self.log: list[tuple[Link, str]] = []
+        """Link and kind of each of them."""
         self.hit: list[str] = []
         self.commit_sent = False
         self.broken_collective: int | None = None
@@ -62,7 +66,7 @@ class FaultyNet:
             self.forget()
         self._late = [(max(0, when - self.count), link, data) for when, link, data in self._late]
         self.ranks, self.faults, self.count, self.hit, self.commit_sent = ranks, faults, 0, [], False
-        self.broken_collective, self.dead_workers, self.trainer_dead = None, set(), False
+        self.log, self.broken_collective, self.dead_workers, self.trainer_dead = [], None, set(), False
         self._cut, self._votes = set(), {}
 
     def forget(self) -> None:
@@ -76,6 +80,7 @@ class FaultyNet:
         if self._gone(direction == "up", worker):
             raise Killed
         self.commit_sent |= direction == "down" and b"Commit" in data
+        self.log.append((link, "Frame" if data.startswith(MAGIC) else type(decode(data)[0]).__name__))
         fault = self.faults.get(self.count)
         self.count += 1
         for entry in [entry for entry in self._late if entry[0] <= self.count]:
@@ -163,6 +168,10 @@ class PublisherEnd:
 
     def send(self, peer: bytes, data: bytes) -> None:
         self._net.post(("down", self._rank, int(peer)), data)
+
+    def send_all(self, peers: Sequence[bytes], frame: bytes) -> None:
+        for peer in peers:
+            self.send(peer, frame)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         return self._net.take_up(self._rank, timeout)

@@ -118,6 +118,9 @@ class ToyEngine:
     def finish_loading(self) -> None:
         pass
 
+    def derived(self) -> list[dict[str, Any]]:
+        return []
+
     def live_storages(self) -> dict[int, int]:
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
 

@@ -35,12 +35,14 @@ def build(case: Case, target: GPUTarget) -> Any:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in case.pointers}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=target, options={"num_warps": case.warps})
+    return triton.compile(source, target=target, options={"num_warps": case.warps * 32 // target.warp_size})
 
 
 def measure(case: Case, label: str) -> dict[str, Any]:
     """Registers, spilled bytes, shared memory and global loads of a case on a target."""
     compiled = build(case, TARGETS[label])
+    # What a thread loads at once: 8 bytes at least, or 4 elements where they are bytes (then single numbers count too).
+    bytewise = any(case.pointers[name] == "i8" for name in case.dense)
     row: dict[str, Any] = {"kernel": case.name, "target": label, "dense": len(case.dense), "gathers": case.gathers}
     if label.startswith("gfx"):
         text = compiled.asm["amdgcn"]
@@ -48,7 +50,7 @@ def measure(case: Case, label: str) -> dict[str, Any]:
             int(re.findall(rf"\.{key}:\s+(\d+)", text)[0]) for key in ("vgpr_count", "private_segment_fixed_size")
         )
         loads = re.findall(r"\b((?:global|buffer)_load_\w+)", text)
-        wide = [load for load in loads if re.search(r"dword(x[234])?$|_b(32|64|96|128)$", load)]
+        wide = [load for load in loads if re.search(r"dwordx[234]$|_b(64|96|128)$" + r"|dword$|_b32$" * bytewise, load)]
     else:
         with tempfile.TemporaryDirectory() as folder:
             cubin = Path(folder) / "kernel.cubin"
@@ -59,7 +61,7 @@ def measure(case: Case, label: str) -> dict[str, Any]:
         found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
         registers, spilled = found["REG"], found["STACK"] + found["LOCAL"]
         loads = re.findall(r"\b(ld\.global[\w.:]*)", compiled.asm["ptx"])
-        wide = [load for load in loads if re.search(r"\.v[248]\b", load)]
+        wide = [load for load in loads if re.search(r"\.v[248]\b" + r"|b32$|b64$" * bytewise, load)]
     narrow = sorted(set(loads) - set(wide))
     return row | {
         "registers": registers,

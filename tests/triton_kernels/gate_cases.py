@@ -37,7 +37,7 @@ def _elementary() -> list[Case]:
         found.append(
             Case(f"scan {label}", extract.scan_kernel, extract.WARPS, data | slots, block | room | kind, dense)
         )
-        if width in ("i16", "i64"):
+        if width in ("i8", "i16", "i64"):
             pointers = data | {"blocks": "i64", "counts": "i32", "ends": "i64", "positions": "i64", "values": width}
             name = f"full_block {label}"
             found.append(Case(name, extract.full_block_kernel, extract.WARPS, pointers, block | kind, dense, 3))
@@ -45,13 +45,20 @@ def _elementary() -> list[Case]:
             constants |= {"tiles": 1 if tail else fingerprint.TILES}
             name, dense = f"fingerprint {label}", () if tail else ("storage",)
             found.append(Case(name, fingerprint.box_kernel, fingerprint.WARPS, pointers, constants, dense))
-    pointers = {"counts": "i32", "ends": "i64", "slot_offsets": "i16", "slot_values": "i16"}
-    pointers |= {"positions": "i64", "values": "i16"}
-    constants = {"block_size": extract.BLOCK, "tile": extract.PACK_TILE} | room
-    found.append(Case("pack i16", extract.pack_kernel, extract.PACK_WARPS, pointers, constants))
+    for width in ("i8", "i16"):
+        pointers = {"counts": "i32", "ends": "i64", "slot_offsets": "i16", "slot_values": width}
+        pointers |= {"positions": "i64", "values": width}
+        constants = {"block_size": extract.BLOCK, "tile": extract.PACK_TILE} | room
+        found.append(Case(f"pack {width}", extract.pack_kernel, extract.PACK_WARPS, pointers, constants))
     pointers, constants = {"positions": "i64", "counts": "i32"}, {"tile": scatter.TILE, "dims": 6}
     found.append(Case("count 6-d", scatter.count_kernel, scatter.WARPS, pointers, constants))
-    for width, dims in (("i16", 1), ("i16", 6), ("i64", 6)):
+    pointers = pointers | {"ends": "i64", "taken": "i64", "mapped": "i64"}
+    found.append(Case("select 6-d", scatter.select_kernel, scatter.WARPS, pointers, constants))
+    for width in ("i8", "i16", "i64"):
+        pointers = {"positions": "i64", "old": width, "new": width, "partial": "i64"}
+        constants = {"tile": fingerprint.TILE}
+        found.append(Case(f"changes {width}", fingerprint.change_kernel, fingerprint.WARPS, pointers, constants))
+    for width, dims in (("i8", 6), ("i16", 1), ("i16", 6), ("i64", 6)):
         pointers = {"storage": width, "positions": "i64", "values": width, "counts": "i32", "ends": "i64"}
         pointers |= {"dst_index": "i64", "old_values": width, "partial": "i64"}
         constants = {"tile": scatter.TILE, "dims": dims}
@@ -60,7 +67,7 @@ def _elementary() -> list[Case]:
 
 
 def _class_codec() -> list[Case]:
-    """Eight classes, of a part of bf16 or fp32; the dense kernels also with one and four classes."""
+    """Eight classes, of a part of fp8, bf16 or fp32; the dense kernels also with one and four classes."""
     wide = {"before", "index", "bases", "targets", "starts", "outs", "totals", "sums", "sizes", "offsets", "begins"}
     wide |= {"segments", "numbers", "widths", "firsts", "lows", "low_sums", "length_sums", "residual_sums", "changes"}
     wide |= {"planes", "orders", "bits", "positions", "found", "unary_bytes", "counts"}
@@ -80,7 +87,7 @@ def _class_codec() -> list[Case]:
         found.append(Case(f"class {name}", kernel, warps, of_kernel, fixed, dense, settings.get("gathers", 0)))
 
     counts = {"kinds": {"counts": "i32"}}
-    for width in ("i16", "i32"):
+    for width in ("i8", "i16", "i32"):
         for classes in (4, 8):
             dense = (classes_gpu.WARPS, classes_gpu.TILE, width)
             label = f"{width} {classes}"
@@ -111,7 +118,7 @@ def _class_codec() -> list[Case]:
     add("header out", encode_gpu.header_kernel, *lanes)
     add("pack gaps", encode_gpu.pack_gaps_kernel, *tile)
     add("sizes", encode_gpu.sizes_kernel, *lanes)
-    for width in ("i16", "i32"):
+    for width in ("i8", "i16", "i32"):
         add(f"steps {width}", decode_gpu.step_kernel, *tile, width)
         for classes in (1, 8):
             add(f"apply {width} {classes}", decode_gpu.apply_kernel, *few, width, classes=classes)
@@ -132,9 +139,10 @@ def _elias_fano() -> list[Case]:
     found = []
     for name, kernel, warps, width, other in (
         ("plan", elias_fano.plan_kernel, elias_fano.LANE_WARPS, "i16", lanes),
-        ("walk", elias_fano.walk_kernel, 1, "i16", {}),
+        ("write i8", elias_fano.write_kernel, elias_fano.WARPS, "i8", {}),
         ("write i16", elias_fano.write_kernel, elias_fano.WARPS, "i16", {}),
         ("write i64", elias_fano.write_kernel, elias_fano.WARPS, "i64", {}),
+        ("read i8", elias_fano.read_kernel, elias_fano.WARPS, "i8", {}),
         ("read i16", elias_fano.read_kernel, elias_fano.WARPS, "i16", {}),
         ("read i64", elias_fano.read_kernel, elias_fano.WARPS, "i64", {}),
     ):

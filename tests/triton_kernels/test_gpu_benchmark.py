@@ -62,9 +62,10 @@ def test_checks_run_in_the_interpreter(tmp_path: Path) -> None:
         "scatter",
         "undo",
         "fingerprint",
-        *(f"{way} level {level}" for way in ("encode", "decode") for level in range(3)),
+        *(f"{way} level {level}" for way in ("encode", "decode", "stage") for level in range(3)),
+        *(f"apply, undo {level}" for level in range(3)),
     }
-    assert len(lines) == 22
+    assert len(lines) == 34
 
 
 def test_a_wrong_bit_fails_the_check(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ..bits import as_bits
 from ..placement import on_gpu
 from .rounding import HALVES, CastChanges
 
-__all__ = ["CastChanges", "cast_extract"]
+__all__ = ["HALVES", "CastChanges", "cast_extract"]
 
 
 def cast_extract(master: Tensor, weights: Tensor) -> CastChanges:

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from .rounding import CastChanges
 
@@ -17,8 +17,8 @@ BLOCK = 65536  # elements a program reads; offsets inside a block fit 16 bits
 TILE = 1024  # elements it holds at a time: 4 for each of 256 threads, one 16-byte load of fp32
 SLOT_SHARE = 8  # a block has room for one changed element in 8; fuller ones are read a second time
 PIECE = 4096  # blocks for which slots exist at a time
-WARPS = 8
-PACK_TILE, PACK_WARPS = 1024, 4
+WARPS = warps(256)
+PACK_TILE, PACK_WARPS = 1024, warps(128)
 
 
 @kernel()

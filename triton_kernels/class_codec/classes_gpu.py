@@ -12,12 +12,12 @@ from typing import Any
 import triton.language as tl
 
 from ..bits_gpu import rank_flags, square
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from .planes_gpu import class_of, rank_in_class, split_counts, unpack_counts
 
 CHUNK = 8192  # elements a program reads; below 2**15
 TILE = 1024  # elements it holds at a time: 4 for each of 256 threads
-WARPS = 8
+WARPS = warps(256)
 
 
 @kernel()

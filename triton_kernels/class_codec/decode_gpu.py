@@ -6,13 +6,13 @@ from __future__ import annotations
 import triton.language as tl
 
 from ..bits_gpu import load_bits, report, square, unsigned
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from .planes_gpu import COPY, STEPS, TRAILING, TRUNCATED, TYPE, VALUES, VECTOR, WIDE, class_of, monotone, rank_in_class
 from .vectors_gpu import class_of_change, vector_of
 
-TILE, WARPS = 512, 8  # gaps or changes of a block that a program holds at a time
-LANES, LANE_WARPS = 128, 4
-CHANGES, CHANGE_WARPS = 256, 4  # changes of a chunk that a program handles at a time
+TILE, WARPS = 512, warps(256)  # gaps or changes of a block that a program holds at a time
+LANES, LANE_WARPS = 128, warps(128)
+CHANGES, CHANGE_WARPS = 256, warps(128)  # changes of a chunk that a program handles at a time
 
 
 @kernel()

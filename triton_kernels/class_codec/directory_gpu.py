@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..bits_gpu import report
 from ..errors import CorruptBlockError
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from .planes import ERRORS
 from .planes import TRUNCATED as TRUNCATED_CODE
 from .planes_gpu import CLASSES, COPY, COUNT, STEPS, TRAILING, TRUNCATED, VALUES, VARINT, load_varint
 
-TILE, WARPS = 1024, 8
-LANES, LANE_WARPS = 128, 4  # blocks a program reads the headers of
+TILE, WARPS = 1024, warps(256)
+LANES, LANE_WARPS = 128, warps(128)  # blocks a program reads the headers of
 
 
 @kernel("size", "blocks", "bitmap_bytes")

@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..bits_gpu import report
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from .planes_gpu import COPY, COUNT, VALUES, low_width
 
-LANES, WARPS = 128, 4
+LANES, WARPS = 128, warps(128)
 
 
 class Vectors(NamedTuple):

@@ -71,14 +71,18 @@ def decode(data: NDArray[np.uint8], numel: int, dtype: np.dtype[Any]) -> tuple[N
 
 
 @overload
-def decode(data: Tensor, numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+def decode(
+    data: Tensor, numel: int, dtype: torch.dtype, host: NDArray[np.uint8] | None = None
+) -> tuple[Tensor, Tensor]: ...
 
 
-def decode(data: Any, numel: int, dtype: Any) -> Any:
+def decode(data: Any, numel: int, dtype: Any, host: Any = None) -> Any:
     """Inverse of `encode`.
 
     Args:
         data: uint8[size].
+        host: the same bytes on the host, where a tensor on an accelerator was copied from there; the headers are read
+            from it, and from a copy of `data` otherwise.
         numel: elements of the unit.
         dtype: of its elements as they come out: unsigned for arrays, bits for tensors.
 
@@ -97,7 +101,7 @@ def decode(data: Any, numel: int, dtype: Any) -> Any:
     if on_gpu(data):
         from . import gpu
 
-        return gpu.decode(data.contiguous(), numel, dtype)
+        return gpu.decode(data.contiguous(), numel, dtype, host)
     from . import cpu
 
     unsigned = as_unsigned_numpy(torch.empty(0, dtype=dtype)).dtype

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ..class_codec.lanes import trailing_zeros
 from ..class_codec.planes import get_bits
-from ..errors import CorruptBlockError
 from ..jit import jit
 from ..threads import run, split
-from .block import BLOCK, DENSE, ERRORS, HEADER, ORDER, SPARSE
+from .block import BLOCK, DENSE, HEADER, ORDER, SPARSE
+from .headers_cpu import corrupt, walk
 
 LEAST = 16  # blocks a thread takes at least
 
@@ -128,41 +128,6 @@ def write(
 
 
 @jit
-def scan(data: Any, numel: int, width: int) -> tuple[int, Any, Any]:
-    """Check every header; return (error, byte offsets of the blocks, changes before each block plus the total)."""
-    capacity = (numel + BLOCK - 1) // BLOCK
-    offsets = np.empty(capacity, np.int64)
-    before = np.zeros(capacity + 1, np.int64)
-    o, k, last = 0, 0, -1
-    while o < data.size:
-        if o + HEADER > data.size or k >= capacity:
-            return 1, offsets[:0], before[:1]
-        index: Any = 0
-        word: Any = 0
-        for byte in range(4):
-            index |= np.int64(data[o + byte]) << (8 * byte)
-            word |= np.int64(data[o + 4 + byte]) << (8 * byte)
-        if index <= last or index >= capacity:
-            return 2, offsets[:0], before[:1]
-        n = min(BLOCK, numel - index * BLOCK)
-        count, mode, low = (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
-        if mode == DENSE and count == n and low == 0:
-            size = n * width
-        elif mode == SPARSE and count <= n and low <= 16:
-            size = (count * low + 7) // 8 + (count + (n >> low) + 1 + 7) // 8 + count * width
-        else:
-            return 3, offsets[:0], before[:1]
-        if o + HEADER + size > data.size:
-            return 1, offsets[:0], before[:1]
-        offsets[k] = o
-        before[k + 1] = before[k] + count
-        last = index
-        o += HEADER + size
-        k += 1
-    return 0, offsets[:k], before[: k + 1]
-
-
-@jit
 def as_words(data: Any, words: Any) -> Any:
     """Copy bytes into uint64 words, the rest of the last one zeros; return how many words they fill."""
     count = (data.size + 7) // 8
@@ -253,15 +218,14 @@ def encode(
 def decode(data: NDArray[np.uint8], numel: int, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Inverse of `encode`; see the package."""
     width = np.dtype(dtype).itemsize
-    error, offsets, before = scan(data, numel, width)
-    if error:
-        raise CorruptBlockError(f"cannot decode {data.size} bytes for a unit of {numel} elements: {ERRORS[error]}")
-    positions = np.empty(int(before[-1]), np.int64)
-    values = np.empty(int(before[-1]) * width, np.uint8)
-    corrupt = run(
+    _, offsets, before, counts = walk(data, numel, width)
+    changes = int(before[-1] + counts[-1]) if counts.size else 0
+    positions = np.empty(changes, np.int64)
+    values = np.empty(changes * width, np.uint8)
+    wrong = run(
         lambda begin, end: read(data, numel, width, offsets, before, positions, values, begin, end),
         split(offsets.size, LEAST),
     )
-    if sum(corrupt):
-        raise CorruptBlockError(f"cannot decode {data.size} bytes for a unit of {numel} elements: {ERRORS[ORDER]}")
+    if sum(wrong):
+        raise corrupt(ORDER, data.size, numel)
     return positions, values.view(dtype)

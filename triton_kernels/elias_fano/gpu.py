@@ -6,24 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import copies_gpu
 from ..bits_gpu import load_bits, report, store_bits, unsigned
-from ..errors import CorruptBlockError
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from . import block
+from .headers_cpu import corrupt, walk
 
-TILE, WARPS = 512, 8  # changes of a block, or bits of its high plane, that a program holds at a time
-LANES, LANE_WARPS = 128, 4
+TILE, WARPS = 512, warps(256)  # changes of a block, or bits of its high plane, that a program holds at a time
+LANES, LANE_WARPS = 128, warps(128)
 CHUNK = 8192  # elements of a copied block that a program writes
 
 SPARSE, DENSE, HEADER = tl.constexpr(block.SPARSE), tl.constexpr(block.DENSE), tl.constexpr(block.HEADER)
-TRUNCATED, INDEX = tl.constexpr(block.TRUNCATED), tl.constexpr(block.INDEX)
-MODE, ORDER = tl.constexpr(block.MODE), tl.constexpr(block.ORDER)
+ORDER = tl.constexpr(block.ORDER)
 
 
 class Cut(NamedTuple):
@@ -125,63 +126,11 @@ def write_kernel(
                 store_bits(words, value_at + j * word, unsigned(bits, word), j * 0 + word, live)
 
 
-@kernel("size", "numel", "width", "capacity")
-def walk_kernel(
-    data: tl.tensor,
-    index: tl.tensor,
-    offsets: tl.tensor,
-    counts: tl.tensor,
-    found: tl.tensor,
-    size: tl.tensor,
-    numel: tl.tensor,
-    width: tl.tensor,
-    capacity: tl.tensor,
-    block_size: tl.constexpr,
-) -> None:
-    """Check every header, one after another (one program: where a block starts follows from the one before).
-
-    at = k = 0; last = -1
-    while at < size:
-        index[k], word = u32, u32 at `at`; above last, below capacity
-        counts[k], mode, l = fields of word; the block's size follows; it ends within `size`
-        offsets[k] = at; at += its size; k += 1
-    found = k, error or 0
-    """
-    at, k = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
-    last, code = tl.zeros([], tl.int64) - 1, tl.zeros([], tl.int64)
-    lane = tl.arange(0, 8)
-    while (at < size) & (code == 0):
-        code = tl.where((at + HEADER > size) | (k >= capacity), TRUNCATED, code)
-        byte = tl.load(data + at + lane, mask=at + lane < size, other=0).to(tl.int64)
-        number = tl.sum(tl.where(lane < 4, byte << (8 * lane).to(tl.int64), 0), 0)
-        word = tl.sum(tl.where(lane < 4, 0, byte << (8 * (lane & 3)).to(tl.int64)), 0)
-        code = tl.where((code == 0) & ((number <= last) | (number >= capacity)), INDEX, code)
-        n = tl.minimum(numel - number * block_size, block_size)
-        count, mode, low = (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
-        dense = (mode == DENSE) & (count == n) & (low == 0)
-        sparse = (mode == SPARSE) & (count <= n) & (low <= 16)
-        code = tl.where((code == 0) & (dense == 0) & (sparse == 0), MODE, code)
-        low = tl.minimum(low, 16)
-        planes = (count * low + 7) // 8 + (count + (n >> low) + 8) // 8
-        more = count * width + tl.where(sparse, planes, 0) + HEADER
-        code = tl.where((code == 0) & (at + more > size), TRUNCATED, code)
-        good = code == 0
-        tl.store(index + k, number, mask=good)
-        tl.store(offsets + k, at, mask=good)
-        tl.store(counts + k, count, mask=good)
-        last = number
-        at += more
-        k += good.to(tl.int64)
-    tl.store(found, k)
-    tl.store(found + 1, code)
-
-
 @kernel("numel")
 def read_kernel(
     data: tl.tensor,
     index: tl.tensor,
     offsets: tl.tensor,
-    counts: tl.tensor,
     before: tl.tensor,
     positions: tl.tensor,
     values: tl.tensor,
@@ -191,7 +140,7 @@ def read_kernel(
     block_size: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Decode one block whose header `walk_kernel` has checked.
+    """Decode one block whose header was checked on the host.
 
     a copy:  positions[j] = base + j for j in range(n)
     else:    j = 0; for each set bit b of the high plane:
@@ -201,9 +150,10 @@ def read_kernel(
     values[j] = element j of the values
     """
     k = tl.program_id(0).to(tl.int64)
-    at, first, count = tl.load(offsets + k), tl.load(before + k), tl.load(counts + k)
+    at, first = tl.load(offsets + k), tl.load(before + k)
     base = tl.load(index + k) * block_size
     n = tl.minimum(numel - base, block_size)
+    count = (tl.load(data + at + 4).to(tl.int64) | (tl.load(data + at + 5).to(tl.int64) << 8)) + 1
     head = tl.load(data + at + 6).to(tl.int64) | (tl.load(data + at + 7).to(tl.int64) << 8)
     mode, low = head & 15, head >> 4
     at += HEADER
@@ -286,35 +236,30 @@ def encode(positions: Tensor, values: Tensor, numel: int, old: Callable[[], Tens
         return out[:size]
 
 
-def decode(data: Tensor, numel: int, dtype: torch.dtype, cut: Cut | None = None) -> tuple[Tensor, Tensor]:
-    """Inverse of `encode`; see the package. Two synchronisations."""
+def decode(
+    data: Tensor, numel: int, dtype: torch.dtype, host: NDArray[np.uint8] | None = None, cut: Cut | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inverse of `encode`; see the package. One synchronisation.
+
+    Where a block starts follows from the header before it, which would cost a program on the device a memory latency
+    each; the host walks over them before, and sends 24 bytes a block.
+    """
     cut = Cut() if cut is None else cut
     if data.numel() == 0:
         return data.new_empty(0, dtype=torch.int64), data.new_empty(0, dtype=dtype)
+    width = torch.empty(0, dtype=dtype).element_size()
+    starts = walk(data.cpu().numpy() if host is None else host, numel, width, cut.block)
     with device_of(data):
-        values = data.new_empty(0, dtype=dtype)
-        word, capacity = 8 * values.element_size(), -(-numel // cut.block)
-        index, offsets, counts = data.new_zeros((3, max(capacity, 1)), dtype=torch.int64)
-        found, error = data.new_empty(2, dtype=torch.int64), data.new_zeros(1, dtype=torch.int32)
-        walk_kernel[(1,)](
-            data, index, offsets, counts, found, data.numel(), numel, word // 8, capacity, cut.block, num_warps=1
-        )
-        ends = counts.cumsum(0)
-        stored, code, total = torch.cat((found, ends[-1:])).tolist()
-        _refuse(code, data, numel)
+        index, offsets, before = torch.from_numpy(np.stack(starts[:3])).to(data.device)
+        total = int(starts.before[-1] + starts.counts[-1])
         positions, values = data.new_empty(total, dtype=torch.int64), data.new_empty(total, dtype=dtype)
-        read_kernel[(stored,)](
-            data, index, offsets, counts, ends - counts, positions, values, error, numel, word, cut.block, cut.tile,
+        error = data.new_zeros(1, dtype=torch.int32)
+        read_kernel[(index.numel(),)](
+            data, index, offsets, before, positions, values, error, numel, 8 * width, cut.block, cut.tile,
             num_warps=WARPS,
         )  # fmt: skip
         disorder = (positions[1:] <= positions[:-1]).any()
         code, disordered = torch.stack((error[0].long(), disorder.long())).tolist()
-        _refuse(code or (block.ORDER if disordered else 0), data, numel)
+        if code or disordered:
+            raise corrupt(code or block.ORDER, data.numel(), numel)
         return positions, values
-
-
-def _refuse(code: int, data: Tensor, numel: int) -> None:
-    if code:
-        raise CorruptBlockError(
-            f"cannot decode {data.numel()} bytes for a unit of {numel} elements: {block.ERRORS[code]}"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +46,26 @@ def fingerprint(bits: Tensor, box: Box | None = None) -> int:
     return cpu.total(bits, box)
 
 
-def change_fingerprint(positions: NDArray[np.int64], old: NDArray[Any], new: NDArray[Any]) -> int:
-    """By how much changes move a fingerprint: sum of mix(i) * (new_i - old_i) modulo 2**64, on the host.
+@overload
+def change_fingerprint(positions: NDArray[np.int64], old: NDArray[Any], new: NDArray[Any]) -> int: ...
+
+
+@overload
+def change_fingerprint(positions: Tensor, old: Tensor, new: Tensor) -> int: ...
+
+
+def change_fingerprint(positions: Any, old: Any, new: Any) -> int:
+    """By how much changes move a fingerprint: sum of mix(i) * (new_i - old_i) modulo 2**64.
 
     Args:
-        positions: int64[n], flat indices.
-        old: unsigned[n], the bits that were there.
-        new: unsigned[n], the bits that come.
+        positions: int64[n], flat indices; numpy arrays, or tensors on an accelerator (one synchronisation).
+        old: unsigned[n] (bits[n]), the bits that were there.
+        new: unsigned[n] (bits[n]), the bits that come.
     """
+    if isinstance(positions, Tensor):
+        from . import gpu
+
+        return gpu.change_sum(positions, old, new)
     from . import cpu
 
     return int(cpu.change_sum(positions, old, new))

@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..box import MAX_RANK, Box
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from .reference import GOLDEN, MODULUS, SPREAD
 
 TILE = 1024
 TILES = 8  # tiles a program adds up
-WARPS = 4
+WARPS = warps(128)
 
 _GOLDEN = tl.constexpr(GOLDEN)
 _SPREAD = tl.constexpr(SPREAD)
@@ -107,6 +107,23 @@ def box_kernel(
     tl.store(partial + tl.program_id(0), tl.sum(total, 0))
 
 
+@kernel("n")
+def change_kernel(
+    positions: tl.tensor,
+    old: tl.tensor,
+    new: tl.tensor,
+    partial: tl.tensor,
+    n: tl.tensor,
+    tile: tl.constexpr,
+) -> None:
+    """partial[program] = sum of mix(positions[i]) * (unsigned(new[i]) - unsigned(old[i])) over its tile, mod 2**64."""
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    live = at < n
+    position = tl.load(positions + at, mask=live, other=0)
+    before, after = tl.load(old + at, mask=live, other=0), tl.load(new + at, mask=live, other=0)
+    tl.store(partial + tl.program_id(0), tl.sum(mix(position) * (widen(after) - widen(before)), 0))
+
+
 def outer_arguments(box: Box) -> tuple[int, ...]:
     """Sizes without the first and last dimension, source strides, destination strides; each padded on the left."""
     missing = MAX_RANK - len(box.sizes)
@@ -134,3 +151,14 @@ def total(bits: Tensor, box: Box, tile: int = TILE, tiles: int = TILES) -> int:
                 )
                 sums.append(partial.sum())
     return int(torch.stack(sums).sum()) % MODULUS
+
+
+def change_sum(positions: Tensor, old: Tensor, new: Tensor, tile: int = TILE) -> int:
+    """By how much n changes move a fingerprint: int64[n], bits[n], bits[n], contiguous (one synchronisation)."""
+    programs = -(-positions.numel() // tile)
+    if programs == 0:
+        return 0
+    with device_of(positions):
+        partial = positions.new_empty(programs)
+        change_kernel[(programs,)](positions, old, new, partial, positions.numel(), tile, num_warps=WARPS)
+        return int(partial.sum()) % MODULUS

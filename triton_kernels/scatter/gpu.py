@@ -12,12 +12,12 @@ from torch import Tensor
 from ..box import MAX_RANK, Box
 from ..fingerprint.gpu import mix, widen
 from ..fingerprint.reference import MODULUS
-from ..kernel import kernel
+from ..kernel import kernel, warps
 from ..placement import device_of
 from .applied import Applied, order_error
 
 TILE = 512  # changes a program handles; at 1024 the 6-dimensional write takes over 200 registers
-WARPS = 4
+WARPS = warps(128)
 
 
 @kernel()
@@ -104,6 +104,55 @@ def count_kernel(
     position = tl.load(positions + at, mask=at < n, other=-1)
     _, inside = locate(position, src_offset, 0, n0, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, s5, 0, 0, 0, 0, 0, 0, dims)
     tl.store(counts + tl.program_id(0), tl.sum(inside.to(tl.int32), 0))
+
+
+@kernel("n", "src_offset", "dst_offset")
+def select_kernel(
+    positions: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    taken: tl.tensor,
+    mapped: tl.tensor,
+    n: tl.tensor,
+    src_offset: tl.tensor,
+    dst_offset: tl.tensor,
+    n0: tl.tensor,
+    n1: tl.tensor,
+    n2: tl.tensor,
+    n3: tl.tensor,
+    n4: tl.tensor,
+    n5: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    s2: tl.tensor,
+    s3: tl.tensor,
+    s4: tl.tensor,
+    s5: tl.tensor,
+    d0: tl.tensor,
+    d1: tl.tensor,
+    d2: tl.tensor,
+    d3: tl.tensor,
+    d4: tl.tensor,
+    d5: tl.tensor,
+    tile: tl.constexpr,
+    dims: tl.constexpr,
+) -> None:
+    """List which of the program's positions lie in the box, and where.
+
+    out = ends[program] - counts[program]
+    for each i of the program's tile, in order:
+        if positions[i] lies in the box, at s: taken[out] = i; mapped[out] = s; out += 1
+    """
+    program = tl.program_id(0)
+    at = program.to(tl.int64) * tile + tl.arange(0, tile)
+    position = tl.load(positions + at, mask=at < n, other=-1)
+    dst, inside = locate(
+        position, src_offset, dst_offset, n0, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, s5, d0, d1, d2, d3, d4, d5, dims
+    )
+    flag = inside.to(tl.int32)
+    rank = tl.load(ends + program) - tl.load(counts + program) + tl.cumsum(flag, 0) - flag
+    tl.store(taken + rank, at, mask=inside)
+    tl.store(mapped + rank, dst, mask=inside)
 
 
 @kernel("n", "src_offset", "dst_offset")
@@ -200,3 +249,19 @@ def write(storage: Tensor, box: Box, positions: Tensor, values: Tensor, tile: in
             storage, positions, values, *outputs, *offsets, *src_arguments, *dst_arguments, tile, rank, num_warps=WARPS
         )
         return Applied(dst_index, old_values, int(partial.sum()) % MODULUS)
+
+
+def select(positions: Tensor, box: Box, tile: int = TILE) -> tuple[Tensor, Tensor]:
+    """Which of int64[n] positions lie in a normalised box, and their destination indices (one synchronisation)."""
+    n, programs = positions.numel(), -(-positions.numel() // tile)
+    if n == 0 or box.numel == 0:
+        return positions.new_empty(0), positions.new_empty(0)
+    with device_of(positions):
+        counts = positions.new_empty(programs, dtype=torch.int32)
+        rank, (src_arguments, dst_arguments) = len(box.sizes), box_arguments(box)
+        count_kernel[(programs,)](positions, counts, n, box.src_offset, *src_arguments, tile, rank, num_warps=WARPS)
+        ends = counts.cumsum(0, dtype=torch.int64)
+        taken, mapped = positions.new_empty((2, int(ends[-1])))
+        arguments = (n, box.src_offset, box.dst_offset, *src_arguments, *dst_arguments, tile, rank)
+        select_kernel[(programs,)](positions, counts, ends, taken, mapped, *arguments, num_warps=WARPS)
+        return taken, mapped

@@ -47,6 +47,11 @@ class ChainReader:
         self._fingerprints: list[int] = []
 
     @property
+    def url(self) -> str:
+        """Of the chain."""
+        return self._store.url
+
+    @property
     def version(self) -> int | None:
         """Version in memory; None when the weights are not those of any."""
         return None if self._held is None else self._held[1]
@@ -102,7 +107,7 @@ class ChainReader:
         if held.kind == "unused" and not table.level:
             return ()
         # The engine's loader transforms it, or nobody takes it but its changes are coded against its old values.
-        copy = as_bits(torch.empty(spec.numel, dtype=spec.torch_dtype))
+        copy = as_bits(torch.empty(spec.numel, dtype=spec.torch_dtype, device=self._engine.device))
         self._copies.append(copy)
         layout.storages.append(copy)
         if held.kind != "unused":
@@ -142,7 +147,9 @@ class ChainReader:
         assert self._layout is not None
         storages = self._layout.storages
         decoded: Iterator[list[Section]] = (
-            unpack_frame(frame, identity, index, table, lambda unit: HeldUnit(self._units[unit], storages))
+            unpack_frame(
+                frame, identity, index, table, lambda unit: HeldUnit(self._units[unit], storages), self._engine.device
+            )
             for index, frame in enumerate(frames)
         )
         for sections in decoded if step.base is None else list(decoded):

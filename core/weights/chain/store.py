@@ -49,6 +49,8 @@ class ChainStore:
         head = self._decoded(data, Head, HEAD)
         if head.format != FORMAT:
             raise ChainError(f"{self.url} is a chain of format {head.format}, this version reads {FORMAT}")
+        if all(step.base is not None for step in head.steps):
+            raise ChainError(f"the head of {self.url} names no full copy to start from: it is damaged")
         return head
 
     def write_head(self, head: Head) -> None:
@@ -78,16 +80,16 @@ class ChainStore:
             ChainError: the file is not there or not a step.
         """
         try:
-            file = self._fs.open(self._path(name), "rb")
+            file, end = self._fs.open(self._path(name), "rb"), int(self._fs.size(self._path(name)))
         except FileNotFoundError:
             raise ChainError(f"{self.url} has no {name} any more: the reader was too far behind; try again") from None
         with file:
             start = file.read(8)
             size = int.from_bytes(start[4:], "little")
-            if start[:4] != _MAGIC or size > 1 << 30:
+            if start[:4] != _MAGIC or size > end:  # nothing is allocated for what a file cannot hold
                 raise ChainError(f"{name} of {self.url} is no step of a chain")
             header = self._decoded(file.read(size), StepHeader, name)
-            yield header, _frames(file, header.frames, name)
+            yield header, _frames(file, end, header.frames, name)
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files that no head names any more; one that is gone already is no error."""
@@ -134,10 +136,13 @@ class ChainStore:
             raise ChainError(f"{name} of {self.url} is damaged or of another version: {error}") from error
 
 
-def _frames(file: IO[bytes], count: int, name: str) -> Iterator[bytes]:
+def _frames(file: IO[bytes], end: int, count: int, name: str) -> Iterator[bytes]:
     for index in range(count):
         header = file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
             raise ChainError(f"{name} ends before frame {index} of {count}")
-        body = file.read(frame_size(header) - HEADER_BYTES)
+        size = frame_size(header) - HEADER_BYTES
+        if size > end - file.tell():
+            raise ChainError(f"{name} ends inside frame {index} of {count}")
+        body = file.read(size)
         yield header + body

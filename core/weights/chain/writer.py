@@ -132,10 +132,9 @@ class ChainWriter:
             for index, (name, tensor) in enumerate(weights):
                 value = self._cast(tensor)
                 self._check(index, TensorSpec(name, tuple(value.shape), dtype_name(value.dtype, name)))
-                changes, *places = self._snapshot.compare(index, value)
+                changes = self._snapshot.advance(index, value)
                 link.stage(index, changes)
-                self._snapshot.write(index, *places)
-                changed += changes.positions.size
+                changed += len(changes.positions)
                 count += 1
             if count != len(self._specs):
                 raise ChainError(f"{count} tensors came, {len(self._specs)} were expected")

@@ -144,5 +144,20 @@ def window(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:
     ]
 
 
+def subtensor(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:
+    """What a shard holds of the elements [start, stop) of a tensor, when those are a checkpoint tensor of their own.
+
+    One expert of a stack of experts, say. The local indices stay those of the shard.
+    """
+    if start >= stop:
+        return []
+    wanted = Box(start, 0, (stop - start,), (1,), (1,))
+    return [
+        normalise(Box(part.receiver_offset, part.sender_offset, part.sizes, part.receiver_strides, part.sender_strides))
+        for box in boxes
+        for part in intersect(box, wanted)
+    ]
+
+
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(shape[j + 1 :]) for j in range(len(shape)))

@@ -1,5 +1,6 @@
 """The wire format: frames of checkpoint-tensor changes."""
 
+from slipstream.core.weights.wire.arrays import Bits, Places
 from slipstream.core.weights.wire.frame import (
     MAGIC,
     NO_BASE,
@@ -14,7 +15,7 @@ from slipstream.core.weights.wire.frame import (
     range_section,
     unpack_frame,
 )
-from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
+from slipstream.core.weights.wire.unit import I64, OldValues, bits_dtype
 
 __all__ = [
     "I64",
@@ -26,6 +27,7 @@ __all__ = [
     "Encoders",
     "Identity",
     "OldValues",
+    "Places",
     "Range",
     "Section",
     "UnitTable",

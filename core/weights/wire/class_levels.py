@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.core.weights.tensors import DTYPES
+from slipstream.core.weights.wire.arrays import Bits, Places, join, like
 from slipstream.core.weights.wire.class_map import ClassMap, Prediction
 from slipstream.core.weights.wire.histogram import SAMPLE, Histogram, stride_of
-from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
+from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
+from slipstream.triton_kernels import BITS_OF_WIDTH
 from slipstream.triton_kernels.class_codec import BF16, FP8, FP16, FP32, MAX_CLASSES, CorruptBlockError, Exponent
 from slipstream.triton_kernels.class_codec import decode as decode_part
 from slipstream.triton_kernels.class_codec import encode as encode_part
@@ -39,18 +42,18 @@ class ClassEncoder:
         self._most = most
         self._kept: dict[str, _Kept] = {}
 
-    def encode(self, old: OldValues, positions: I64, values: Bits) -> NDArray[np.uint8]:
-        """Encode the changes of one unit: its class map and its blocks; empty for no change."""
+    def encode(self, old: OldValues, positions: Places, values: Bits) -> Any:
+        """Encode the changes of one unit: its class map and its blocks, where the changes are; empty for no change."""
         exponent, before = EXPONENTS[old.dtype], old.all()
         kept = self._kept.setdefault(old.dtype, _Kept())
         class_map = kept.class_map
         if class_map is None or kept.measuring:
-            measured = Histogram.measure(before, positions, values, exponent, stride_of(positions.size))
+            measured = Histogram.measure(before, positions, values, exponent, stride_of(len(positions)))
             kept.histogram = measured if kept.histogram is None else kept.histogram + measured
             class_map = ClassMap.fit(measured, self._most)
         blocks = encode_part(before, positions, values, class_map, exponent)
-        kept.count(blocks.size, old.numel, positions.size)
-        return np.concatenate((np.frombuffer(class_map.to_bytes(), np.uint8), blocks))
+        kept.count(len(blocks), old.numel, len(positions))
+        return join((like(blocks, class_map.to_bytes()), blocks))
 
     def finish(self) -> None:
         """The last unit of a sync was encoded: decide whether the maps are still good."""
@@ -87,7 +90,7 @@ class _Kept:
         self._coded = self._elements = self._changes = 0
 
 
-def decode(data: NDArray[np.uint8], old: OldValues) -> tuple[I64, Bits]:
+def decode(data: NDArray[np.uint8] | Uploaded, old: OldValues) -> tuple[Places, Bits]:
     """Inverse of `ClassEncoder.encode`; with one class only the changed elements of `old` are read.
 
     Raises:
@@ -95,15 +98,11 @@ def decode(data: NDArray[np.uint8], old: OldValues) -> tuple[I64, Bits]:
     """
     if old.dtype not in EXPONENTS:
         raise CorruptBlockError(f"the class codec does not code {old.dtype}")
-    exponent, dtype = EXPONENTS[old.dtype], bits_dtype_of(old.dtype)
-    size = 2 * int(data[0]) if data.size else 0
-    class_map = ClassMap.from_bytes(data[:size].tobytes(), dtype.itemsize)
+    width = DTYPES[old.dtype].itemsize
+    host, body = data if isinstance(data, Uploaded) else (data, data)
+    size = 2 * int(host[0]) if host.size else 0
+    class_map = ClassMap.from_bytes(host[:size].tobytes(), width)
     values: Any = old.at if class_map.number == 1 else old.all()
-    return decode_part(data[size:], old.numel, values, class_map, exponent, dtype)
-
-
-def bits_dtype_of(dtype: str) -> np.dtype[Any]:
-    """The unsigned numpy dtype of the elements of a wire dtype."""
-    from slipstream.core.weights.tensors import DTYPES
-
-    return bits_dtype(DTYPES[dtype].itemsize)
+    dtype: Any = BITS_OF_WIDTH[width] if isinstance(data, Uploaded) else bits_dtype(width)
+    found: tuple[Any, Any] = decode_part(body[size:], old.numel, values, class_map, EXPONENTS[old.dtype], dtype)
+    return found

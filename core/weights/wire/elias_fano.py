@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.weights.tensors import DTYPES
-from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
-from slipstream.triton_kernels import elias_fano
+from slipstream.core.weights.wire.arrays import Bits, Places
+from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
+from slipstream.triton_kernels import BITS_OF_WIDTH, elias_fano
 
 U8 = NDArray[np.uint8]
 
@@ -15,7 +18,7 @@ U8 = NDArray[np.uint8]
 class Encoder:
     """`encode` as a codec's encoder; it keeps nothing from one unit to the next."""
 
-    def encode(self, old: OldValues, positions: I64, values: Bits) -> U8:
+    def encode(self, old: OldValues, positions: Places, values: Bits) -> Any:
         """See `encode`."""
         return encode(old, positions, values)
 
@@ -23,21 +26,22 @@ class Encoder:
         """Nothing to decide."""
 
 
-def encode(old: OldValues, positions: I64, values: Bits) -> U8:
+def encode(old: OldValues, positions: Places, values: Bits) -> Any:
     """Encode the changes of one unit.
 
     Args:
         old: the unit at the base version; read only where a dense block needs what did not change.
         positions: int64[changes], strictly ascending element indices below `old.numel`.
-        values: unsigned[changes], the new elements.
+        values: unsigned[changes], the new elements; both on the accelerator where the unit is.
 
     Returns:
-        uint8[size], the stored blocks one after another; empty when nothing changed.
+        uint8[size], the stored blocks one after another, where the changes are; empty when nothing changed.
     """
-    return elias_fano.encode(positions, values, old.numel, old.all)
+    blocks: Any = elias_fano.encode(positions, values, old.numel, old.all)
+    return blocks
 
 
-def decode(data: U8, old: OldValues) -> tuple[I64, Bits]:
+def decode(data: U8 | Uploaded, old: OldValues) -> tuple[Places, Bits]:
     """Inverse of `encode`; old values are not read.
 
     Returns:
@@ -46,4 +50,7 @@ def decode(data: U8, old: OldValues) -> tuple[I64, Bits]:
     Raises:
         CorruptBlockError: `data` is not a run of valid blocks of such a unit.
     """
-    return elias_fano.decode(data, old.numel, bits_dtype(DTYPES[old.dtype].itemsize))
+    width = DTYPES[old.dtype].itemsize
+    if isinstance(data, Uploaded):
+        return elias_fano.decode(data.device, old.numel, BITS_OF_WIDTH[width], data.host)
+    return elias_fano.decode(data, old.numel, bits_dtype(width))

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
+from torch import Tensor
 
 from slipstream.core.hooks import Codec, plugins
-from slipstream.core.weights.wire.unit import I64, Bits, OldValues, bits_dtype
+from slipstream.core.weights.wire.arrays import Bits, Places, to_host
+from slipstream.core.weights.wire.unit import OldValues, OnHost, Uploaded, bits_dtype
+from slipstream.triton_kernels import on_gpu
 
 MAGIC = b"SLPS"
 FORMAT = 2
@@ -37,10 +41,10 @@ class CorruptFrameError(ValueError):
 
 
 class Changes(NamedTuple):
-    """Decoded changes of one unit."""
+    """Decoded changes of one unit, where its weights are."""
 
     unit: int
-    positions: I64
+    positions: Places
     """int64[n], strictly ascending element indices."""
     values: Bits
     """unsigned[n], the new elements."""
@@ -122,10 +126,14 @@ class Encoders:
         self.level = level
         self._codec = codec_of(level)
         self._encoder = self._codec.encoder()
-        self._fallback = codec_of(0).encoder()  # for dtypes that the codec does not know
+        fallback = codec_of(0)
+        self._fallback = fallback, fallback.encoder()  # for dtypes that the codec does not know
 
-    def section(self, unit: int, old: OldValues, positions: I64, values: Bits) -> list[bytes]:
+    def section(self, unit: int, old: OldValues, positions: Places, values: Bits) -> list[bytes]:
         """Encode changes of one unit as section parts, or the full range when that is smaller; [] for no change.
+
+        Changes on an accelerator are encoded there and only the result comes to the host, unless the codec is one for
+        the host.
 
         Args:
             unit: index in the link.
@@ -133,16 +141,19 @@ class Encoders:
             positions: int64[n], strictly ascending element indices.
             values: unsigned[n], the new elements.
         """
-        if positions.size == 0:
+        if len(positions) == 0:
             return []
         knows = self._codec.dtypes is None or old.dtype in self._codec.dtypes
-        blocks: U8 = (self._encoder if knows else self._fallback).encode(old, positions, values)
+        codec, encoder = (self._codec, self._encoder) if knows else self._fallback
+        if isinstance(positions, Tensor) and not codec.on_device:
+            old, positions, values = OnHost(old), positions.cpu().numpy(), to_host(values)
+        blocks: U8 = to_host(encoder.encode(old, positions, values))
         if blocks.size >= old.numel * values.itemsize:
-            whole = old.all().copy()
-            whole[positions] = values
+            whole = to_host(old.all()).copy()
+            whole[to_host(positions).view(np.int64)] = to_host(values)
             return range_section(unit, 0, whole)
-        level = self.level if knows else 0
-        return [_SECTION.pack(unit, _CHANGES, values.itemsize, level, 0, positions.size, blocks.size), blocks.tobytes()]
+        header = _SECTION.pack(unit, _CHANGES, values.itemsize, codec.level, 0, len(positions), blocks.size)
+        return [header, blocks.tobytes()]
 
     def finish(self) -> None:
         """The last unit of a sync was encoded."""
@@ -150,7 +161,8 @@ class Encoders:
 
 
 def range_section(unit: int, first: int, values: Bits) -> list[bytes]:
-    """Encode the elements from `first` on, in full."""
+    """Encode the elements from `first` on, in full; from an accelerator they are copied here."""
+    values = to_host(values)
     return [_SECTION.pack(unit, _RANGE, values.itemsize, 0, first, values.size, values.nbytes), values.tobytes()]
 
 
@@ -170,8 +182,12 @@ def unpack_frame(
     index: int,
     table: UnitTable,
     old: Callable[[int], OldValues] | None = None,
+    device: torch.device | None = None,
 ) -> list[Section]:
     """Check and decode one frame.
+
+    Where the weights are on an accelerator, the frame goes there once and changes are decoded there; ranges stay on the
+    host. Memory there: the frame and what it decodes to.
 
     Args:
         data: the frame as received.
@@ -179,6 +195,7 @@ def unpack_frame(
         index: position of the frame in its update, from 0.
         table: sizes of the units it may name.
         old: a unit at the base version; None where only ranges are expected.
+        device: where the weights are; the host by default.
 
     Raises:
         CorruptFrameError: anything about it is wrong; the message says what was expected and found.
@@ -191,7 +208,7 @@ def unpack_frame(
             f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
             f"got frame {found_index} of run {run:x} from version {base} to {target}"
         )
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old))
+    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old, device))
     if len(sections) != count:
         raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
     return sections
@@ -259,8 +276,12 @@ def _raw_sections(body: memoryview) -> Iterator[RawSection]:
         offset += size
 
 
-def _sections(body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None) -> Iterator[Section]:
+def _sections(
+    body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, device: torch.device | None
+) -> Iterator[Section]:
+    uploaded, end = None, 0
     for raw in _raw_sections(body):
+        end += raw.size
         unit, width, level = raw.unit, raw.width, raw.level
         if unit >= len(table.numel) or table.width[unit] != width:
             raise CorruptFrameError(
@@ -276,7 +297,15 @@ def _sections(body: memoryview, table: UnitTable, old: Callable[[int], OldValues
             yield Range(unit, raw.first, raw.payload.view(bits_dtype(width)))
         elif old is not None:
             try:
-                positions, values = codec_of(level).decode(raw.payload, old(unit))
+                codec, held = codec_of(level), old(unit)
+                payload: U8 | Uploaded = raw.payload
+                if device is not None and on_gpu(torch.empty(0, device=device)):
+                    if codec.on_device:
+                        uploaded = _upload(body, device) if uploaded is None else uploaded
+                        payload = Uploaded(raw.payload, uploaded[end - raw.payload.size : end])
+                    else:
+                        held = OnHost(held)
+                positions, values = codec.decode(payload, held)
             except LookupError as error:
                 raise CorruptFrameError(f"{error}; trainer and engine must have the same plugins") from error
             except ValueError as error:
@@ -286,3 +315,9 @@ def _sections(body: memoryview, table: UnitTable, old: Callable[[int], OldValues
             raise CorruptFrameError(
                 f"section for unit {unit} has unexpected mode {_CHANGES}: only ranges are expected here"
             )
+
+
+def _upload(body: memoryview, device: torch.device) -> Tensor:
+    staged = torch.empty(len(body), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staged.numpy()[:] = np.frombuffer(body, np.uint8)
+    return staged.to(device, non_blocking=True)

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from slipstream.core.weights.wire.arrays import Bits, Places, to_host
 from slipstream.triton_kernels.class_codec import Exponent
 from slipstream.triton_kernels.class_codec.reference import monotone
 
@@ -58,14 +61,16 @@ class Histogram:
     @classmethod
     def measure(
         cls,
-        old: NDArray[Any],
-        positions: I64,
-        values: NDArray[Any],
+        old: Bits,
+        positions: Places,
+        values: Bits,
         exponent: Exponent,
         stride: int = 1,
         first: int = 0,
     ) -> Histogram:
         """Count one run of `RUN` elements in every `stride` of a part.
+
+        On an accelerator the elements are counted there; the sampled changes come to the host, and 2 kB a run.
 
         Args:
             old, positions, values, exponent: as `class_codec.encode` takes them.
@@ -73,14 +78,14 @@ class Histogram:
             first: elements of the sync before this part, so that runs are chosen across parts.
         """
         elements = np.zeros(256, np.int64)
-        begin, end = -(-first // RUN), -(-(first + old.size) // RUN)
+        begin, end = -(-first // RUN), -(-(first + len(old)) // RUN)
         runs = {first // RUN, *range(-(-begin // stride) * stride, end, stride)}
-        for run in runs if old.size else ():
+        for run in runs if len(old) else ():
             if run % stride == 0:
                 part = old[max(0, run * RUN - first) : (run + 1) * RUN - first]
-                elements += np.bincount(_bytes(part, exponent), minlength=256)
-        chosen = np.flatnonzero((positions + first) // RUN % stride == 0)
-        before, after = old[positions[chosen]], values[chosen]
+                elements += _count(part, exponent)
+        chosen = (positions + first) // RUN % stride == 0
+        before, after = to_host(old[positions[chosen]]), to_host(values[chosen])
         of_change = _bytes(before, exponent)
         moved = monotone(after.astype(np.int64), old.itemsize) - monotone(before.astype(np.int64), old.itemsize)
         magnitudes = np.abs(moved) - 1
@@ -90,6 +95,12 @@ class Histogram:
             lengths[:, order] = np.bincount(of_change, length, 256)
             residual[:, order] = np.bincount(of_change, order + np.maximum(length - 1, 0), 256)
         return cls(old.itemsize, elements, np.bincount(of_change, minlength=256), lengths, residual)
+
+
+def _count(part: Bits, exponent: Exponent) -> I64:
+    if isinstance(part, Tensor):
+        return torch.bincount(part.int() >> exponent.shift & exponent.mask, minlength=256).cpu().numpy()
+    return np.bincount(_bytes(part, exponent), minlength=256)
 
 
 def _bytes(bits: NDArray[Any], exponent: Exponent) -> NDArray[Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-Bits = NDArray[Any]
-"""Elements as unsigned integers of their width."""
+from slipstream.core.weights.wire.arrays import Bits, Places, to_host
+
 I64 = NDArray[np.int64]
 
 
@@ -24,10 +25,38 @@ class OldValues(Protocol):
         """Wire name of their dtype, a key of `tensors.DTYPES`."""
 
     def all(self) -> Bits:
-        """unsigned[numel]: every element, in order. Reads the whole unit."""
+        """[numel]: every element, in order, where the weights are. Reads the whole unit."""
 
-    def at(self, positions: I64) -> Bits:
-        """unsigned[n]: the elements at ascending `positions`."""
+    def at(self, positions: Places) -> Bits:
+        """[n]: the elements at ascending `positions`, of the kind of those."""
+
+
+class OnHost(NamedTuple):
+    """`OldValues` for a codec that knows numpy arrays only, of a unit that may be on an accelerator."""
+
+    old: OldValues
+
+    @property
+    def numel(self) -> int:
+        return self.old.numel
+
+    @property
+    def dtype(self) -> str:
+        return self.old.dtype
+
+    def all(self) -> NDArray[Any]:
+        return to_host(self.old.all())
+
+    def at(self, positions: I64) -> NDArray[Any]:
+        return to_host(self.old.at(positions))
+
+
+class Uploaded(NamedTuple):
+    """A payload that a worker with an accelerator decodes."""
+
+    host: NDArray[np.uint8]
+    device: Tensor
+    """uint8: the same bytes on the accelerator."""
 
 
 def bits_dtype(width: int) -> np.dtype[Any]:

@@ -28,6 +28,7 @@ def activate() -> None:
     after_import("verl.utils.distributed", _single_gloo_backend)
     after_import("verl.experimental.agent_loop.agent_loop", _register_agent_loop)
     after_import("vllm.model_executor.layers.utils", _keep_weights_unpacked)
+    after_import("vllm.model_executor.layers.fused_moe.experts.cpu_moe", _keep_experts_unpacked)
     _activated = True
 
 
@@ -59,3 +60,9 @@ def _keep_weights_unpacked(module: ModuleType) -> None:
     from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 
     keep_weights_unpacked(module)
+
+
+def _keep_experts_unpacked(module: ModuleType) -> None:
+    from slipstream.plugins.vllm.cpu_experts import keep_experts_unpacked
+
+    keep_experts_unpacked(module)

@@ -10,7 +10,7 @@ from hydra import compose, initialize, initialize_config_dir, initialize_config_
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.core.config import SlipstreamConfig, parse_config, to_mapping
+from slipstream.core.config import RouterConfig, SlipstreamConfig, parse_config, to_mapping
 
 BACKEND = "actor_rollout_ref.rollout.checkpoint_engine.backend"
 needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
@@ -95,6 +95,13 @@ def test_the_fully_async_trainer_composes_too():
 def test_a_setting_is_overridden_without_a_plus(override, key, value):
     config = compose_alone(override, "+slipstream=sync")
     assert getattr(parse_config(config.slipstream).weight_sync, key) == value
+
+
+@pytest.mark.parametrize("mode", ["cache_aware", "native"])
+def test_the_router_is_a_group_of_its_own(mode):
+    config = parse_config(compose_alone("+slipstream=sync", f"slipstream/router={mode}").slipstream)
+    assert config.router == RouterConfig(mode=mode)
+    assert config.weight_sync.mode == "delta"
 
 
 def test_events_are_overridden_without_a_plus():

@@ -30,7 +30,7 @@ def test_an_empty_node_leaves_the_framework_untouched():
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
 def test_a_node_is_read_from_dictionaries_and_omegaconf_alike(wrap):
     config = parse_config(wrap({"weight_sync": {"mode": "delta", "timeout_seconds": 30}, "events": "run.log"}))
-    assert config == SlipstreamConfig(WeightSyncConfig(mode="delta", timeout_seconds=30.0), "run.log")
+    assert config == SlipstreamConfig(WeightSyncConfig(mode="delta", timeout_seconds=30.0), events="run.log")
     assert isinstance(config.weight_sync.timeout_seconds, float)
 
 
@@ -47,10 +47,10 @@ def test_interpolations_are_resolved_against_the_whole_config():
             ["slipstream.weight_sync.mod: unknown key; did you mean 'mode'? valid keys: mode, level, snapshot"],
         ),
         ({"weight_sink": {}}, ["slipstream.weight_sink: unknown key; did you mean 'weight_sync'?"]),
-        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, drafter, events"]),
+        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, drafter, router, events"]),
         ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter.kind: unknown key", "valid keys: mode"]),
         ({"drafter": {"longest_draft": 65}}, ["slipstream.drafter.longest_draft: expected from 0 to 64, got 65"]),
-        ({"router": {}}, ["slipstream.router: not available in this version"]),
+        ({"router": {"kind": "suffix"}}, ["slipstream.router.kind: unknown key", "valid keys: mode"]),
         ({"placement": {}}, ["slipstream.placement: not available in this version"]),
         (
             {"weight_sync": {"mode": "dela"}},
@@ -71,7 +71,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
         ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
         ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
-        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, events; got []"]),
+        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, events; got []"]),
         (None, ["slipstream: expected a mapping", "got None"]),
     ],
 )
@@ -98,7 +98,10 @@ def test_a_config_built_in_python_is_validated_as_well():
     "config",
     [
         SlipstreamConfig(),
-        SlipstreamConfig(WeightSyncConfig("dense", 2, "device", "one", 1.5, 1, 10, 4, False), "päth with spaces"),
+        SlipstreamConfig(
+            WeightSyncConfig("dense", 2, "device", "one", "ray", "s3://a/b", 1.5, 1, 10, 4, 0.5, False),
+            events="päth with spaces",
+        ),
     ],
 )
 def test_json_carries_the_whole_node(config):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+from pathlib import Path
 
 import fsspec
+import msgspec
 import pytest
 import torch
 from toy_engine import ToyEngine, checkpoint
 
-from slipstream.core.weights import FingerprintMismatchError
+from slipstream.core.weights import FingerprintMismatchError, SyncError
 from slipstream.core.weights.chain import ChainError, ChainReader, ChainWriter
 from slipstream.core.weights.chain.store import ChainStore
 from slipstream.core.weights.wire import CorruptFrameError
@@ -158,6 +161,54 @@ def test_a_damaged_file_changes_nothing_and_a_repaired_one_is_read(url, kind, ho
     repair()
     reader.update()
     assert holds(engine, moved(weights, 1) if kind == "delta" else weights)
+
+
+@pytest.mark.parametrize("kind", ["anchor", "delta"])
+def test_a_damaged_byte_anywhere_changes_nothing_and_allocates_nothing(tmp_path, kind, monkeypatch):
+    """Sizes included: a header or a frame that claims to be longer than the file is not read."""
+    url = str(tmp_path)
+    chain, engine = writer(url, anchor_every=3), ToyEngine()
+    weights = checkpoint()
+    chain.publish(weights.items())
+    reader = ChainReader(url, engine)
+    if kind == "delta":
+        reader.update()
+        chain.publish(moved(weights, 1).items())
+    before = engine.checksums()
+    store = ChainStore(url)
+    step = next(s for s in store.head().steps[::-1] if (s.base is None) == (kind == "anchor"))
+    path = Path(store._path(step.file))
+    data = path.read_bytes()
+    if kind == "anchor":
+        reader._prepare(store.head().table)
+    asked = []
+
+    class Counted(io.BytesIO):
+        def read(self, size=-1):
+            asked.append(size)
+            return super().read(size)
+
+    front = 8 + int.from_bytes(data[4:8], "little") + 56  # the header of the file and that of its first frame
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._store._fs, "open", lambda *_: Counted(path.read_bytes()))
+        for at in (*range(front), *range(front, len(data), 97)):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0xC0]) + data[at + 1 :])
+            with pytest.raises((SyncError, CorruptFrameError)):
+                reader._apply(store.head().run, step)
+            assert engine.checksums() == before
+    assert max(asked) <= len(data)
+    path.write_bytes(data)
+    reader.update()
+    assert holds(engine, moved(weights, 1) if kind == "delta" else weights)
+
+
+def test_a_head_without_a_full_copy_is_refused(tmp_path):
+    chain, engine = writer(str(tmp_path)), ToyEngine()
+    chain.publish(checkpoint().items())
+    store = ChainStore(str(tmp_path))
+    store.write_head(msgspec.structs.replace(store.head(), steps=()))
+    with pytest.raises(ChainError, match="no full copy"):
+        ChainReader(str(tmp_path), engine).update()
 
 
 def test_weights_that_something_else_wrote_are_found_and_replaced(url):

@@ -157,3 +157,67 @@ def test_a_failure_inside_an_audit_is_reported_and_healed():
 
 def test_a_tensor_without_a_fingerprint_is_counted():
     assert Pair([ToyEngine()]).sync(checkpoint()).unverified_tensors == 1
+
+
+class Derives(ToyEngine):
+    """Computes on loaded weights afterwards, into memory of its own and into a new tensor."""
+
+    def __init__(self, rank=0, size=1, dtype=torch.bfloat16):
+        super().__init__(rank, size, dtype)
+        self.layer = {"flipped": self.tensors["flipped"], "scale": torch.zeros(1), "loads": 0}
+        self.finish_loading()
+
+    def finish_loading(self):
+        self.layer["scale"].copy_(self.tensors["flipped"].float().abs().max())
+        self.layer["absorbed"] = self.tensors["flipped"].float() @ self.tensors["router"]
+        self.layer["loads"] += 1
+
+    def derived(self):
+        return [self.layer]
+
+    def state(self):
+        return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in self.layer.items()}
+
+    def is_consistent(self):
+        flipped = self.tensors["flipped"].float()
+        return torch.equal(self.layer["absorbed"], flipped @ self.tensors["router"]) and torch.equal(
+            self.layer["scale"][0], flipped.abs().max()
+        )
+
+
+def same_state(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[k], other[k]) if isinstance(one[k], torch.Tensor) else one[k] == other[k] for k in one
+    )
+
+
+@pytest.mark.parametrize("fails", ["another rank", "in the loader", "after the loader"])
+@pytest.mark.parametrize("held", [False, True])
+def test_what_an_engine_derives_from_its_weights_goes_back_with_them(fails, held, monkeypatch):
+    """The old weights were served with scales and absorbed copies of the new ones until the next sync."""
+    pair = Pair([Derives()])
+    if held:
+        pair.sync(checkpoint())
+    engine = pair.engines[0]
+    before, weights, absorbed = engine.state(), engine.checksums(), engine.layer["absorbed"]
+    if fails == "in the loader":
+        engine.fail_after, engine.torn = 0, True
+    elif fails == "after the loader":
+
+        def half_way():
+            engine.layer["scale"].fill_(9)
+            del engine.layer["absorbed"]
+            engine.layer["new"] = torch.ones(3)
+            raise RuntimeError("toy engine: no memory for derived weights")
+
+        monkeypatch.setattr(engine, "finish_loading", half_way)
+    with pytest.raises(Exception, match=r"another trainer rank|loader refuses|no memory"):
+        pair.sync(moved(checkpoint(), 1), agree=lambda ready: fails != "another rank")
+    assert engine.checksums() == weights
+    assert same_state(engine.state(), before)
+    assert engine.layer["absorbed"] is absorbed, "the engine may have captured its address"
+    engine.fail_after = None
+    monkeypatch.undo()
+    pair.sync(moved(checkpoint(), 2))
+    assert engine.is_consistent()
+    assert not same_state(engine.state(), before)

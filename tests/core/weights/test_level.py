@@ -82,3 +82,9 @@ def test_a_change_of_level_is_logged_with_its_reasons(caplog):
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("codec level 1 (level 0 ")
     assert "bandwidth 125 MB/s, 16 cores" in message
+
+
+def test_a_delta_without_changes_teaches_nothing():
+    made = LevelChooser(1)
+    made.observe_codec(0, ELEMENTS, 0, 100 * MB, 1.0)
+    assert (made._slowness, made._bits, made._changes) == ({}, {}, 0)

@@ -10,7 +10,7 @@ from sharded_worlds import pairs
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from slipstream.core.weights.plan import Cut, block, flat_shard, fused_qkv, sharded, stacked, window
+from slipstream.core.weights.plan import Cut, block, flat_shard, fused_qkv, sharded, stacked, subtensor, window
 
 
 def held(boxes, weights, numel):
@@ -143,3 +143,16 @@ def test_a_block_outside_the_tensor_is_refused():
         block((4, 4), (2, 0), (3, 4))
     with pytest.raises(ValueError, match="inside"):
         block((4, 4), (0,), (4,))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_tensor_inside_a_sharded_stack_is_what_slicing_gives(dim, ranks):
+    """Up projection of expert 2 in a [5, 6, 4] stack of gate and up, the stack cut over ranks along any dimension."""
+    stack = numbers(5, 6, 4)
+    inner = stack[2, 3:]
+    for rank, chunk in enumerate(stack.chunk(ranks, dim)):
+        boxes = subtensor(sharded(stack.shape, [Cut(dim, ranks, rank)]), 2 * 24 + 12, 3 * 24)
+        there = torch.isin(chunk.reshape(-1), inner)
+        expected = torch.where(there, chunk.reshape(-1), -1)
+        assert torch.equal(held(boxes, inner, chunk.numel()), expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fault_world import World, trained
+from fault_world import TIMEOUT, World, trained
 from faulty_net import Fault
 from toy_engine import Pair, ToyEngine, checkpoint
 
@@ -20,6 +20,7 @@ from slipstream.core.weights.errors import (
 )
 from slipstream.core.weights.feed import Feed
 from slipstream.core.weights.messages import Abort, Applied, Begin, Commit, Done, Failed, Hello, decode, encode
+from slipstream.core.weights.roster import Roster
 
 TWO = ("first half", "second half")
 
@@ -82,13 +83,14 @@ def test_a_verdict_of_an_earlier_sync_does_not_commit_this_one():
 def test_an_acknowledgement_of_an_earlier_sync_is_not_taken_for_this_one():
     publisher = Publisher(PublisherSettings(timeout=1.0))
     update = publisher.stage(checkpoint().items())
-    known = {"w": object()}
+    roster = Roster()
+    roster.add("w", "digest", ())
     hello = encode(Hello("w", None, None, update.table.digest), 7)
     channel = Scripted(
         encode(Applied(b"old", 0.0, 0.0), 6), hello, encode(Done(1), 6), encode(Failed("old", ""), 6), peer=b"w"
     )
     delivery = Delivery(channel, update.table, 1.0, 0)
-    delivery.handshake(1, known, lambda layout: ())
+    delivery.handshake(1, roster, lambda layout: ())
     assert delivery.peers[b"w"].talk.state is State.GREETED
     with pytest.raises(SyncTimeoutError):
         delivery._next()
@@ -268,3 +270,65 @@ def test_a_mixed_seed_and_delta_is_undone_as_one():
     world.workers[1].engine.fail_after = None
     world.heal()
     assert torch.equal(world.workers[0].engine.tensors["norm"], world.workers[1].engine.tensors["norm"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_publisher_knows_of_dead_engines_is_bounded(ranks):
+    """Every engine start brings a new name; layouts, links and their encoders stayed for the life of the trainer."""
+    world = World(ranks, TWO, level=2)
+    world.heal()
+    for step in range(6):
+        for index, kind in enumerate(TWO if step % 2 else ("whole", "partial")):
+            world.workers[index] = world.new_worker(kind)
+        world.weights = trained(world.weights, "sparse", step)
+        world.sync({7: Fault("lose")})  # a sync that fails must not leave anything behind either
+        world.settle()
+        for publisher in world.publishers:
+            assert len(publisher._roster) <= 2 * len(world.workers)
+            assert publisher._links.keys() <= publisher._roster.digests()
+
+
+def test_equal_layouts_are_kept_once_and_the_oldest_absent_worker_is_forgotten():
+    roster = Roster()
+    kept = roster.add("a", "one", ())
+    assert roster.add("b", "one", ()) is kept
+    roster.add("c", "two", ())
+    roster.met(["a"])
+    assert [name for name in "abc" if roster.get(name)] == ["a", "c"]
+    roster.met(["c"])
+    roster.add("d", "one", ())
+    roster.met(["d"])
+    assert [name for name in "abcd" if roster.get(name)] == ["c", "d"]
+    assert roster.digests() == {"one", "two"}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_worker_of_another_layout_may_stay_away_and_come_back(ranks, level):
+    """The link of its layout was dropped while it was away; the sync that it came back to failed with a KeyError."""
+    world = World(ranks, ("first half", "whole"), level)
+    world.heal()
+    away = world.workers.pop()
+    for step in range(8):
+        world.weights = trained(world.weights, "sparse", step)
+        if step % 3 == 2:
+            world.workers.append(away)
+        reports = [outcome.value for outcome in world.heal().trainer]
+        if step % 3 == 2:
+            assert [(r.late_workers, r.seeded_workers) for r in reports] == [(1, 0)] * ranks
+            world.workers.pop()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_commit_that_is_lost_on_one_way_is_heard_on_the_other_at_once(rank):
+    """The worker waited twice the timeout for the first rank before it listened to the second, which gave up."""
+    world = World(2, ("whole",))
+    for step in range(2):  # the second is a delta
+        world.heal()
+        world.weights = trained(world.weights, "sparse", step)
+    result = world.sync({world.net.log.index((("down", rank, 0), "Commit")): Fault("lose")})
+    assert isinstance(result.trainer[rank].error, UncertainCommitError)
+    assert result.trainer[1 - rank].error is None
+    assert result.trainer[1 - rank].seconds < 0.2 * TIMEOUT
+    assert result.workers[0].seconds <= 1.2 * TIMEOUT
+    assert world.heal().trainer[rank].value.seeded_workers == 0

@@ -8,6 +8,7 @@ machine mixes several with everything else that happens in a run. `SLIPSTREAM_FU
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 from fault_world import ENGINES, STEPS, World, trained
@@ -31,13 +32,26 @@ def prepared(ranks, kinds, level, held, audit):
     return world
 
 
-def every_boundary(ranks, kinds, level, held, audit, faults=KINDS):
-    """One fault of each kind at each message; the failures, with what led to them."""
-    messages = prepared(ranks, kinds, level, held, audit).heal().messages
+def behind(ranks, kinds, level):
+    """A world whose last worker missed the last two of three versions, with an update to come."""
+    world = World(ranks, kinds, level)
+    world.heal()
+    away = world.workers.pop()
+    for step in range(2):
+        world.weights = trained(world.weights, "sparse", step)
+        world.heal()
+    world.workers.append(away)
+    world.weights = trained(world.weights, "sparse", 2)
+    return world
+
+
+def every_boundary(prepare, faults=KINDS):
+    """One fault of each kind at each message of a world's next sync; how many messages that has."""
+    messages = prepare().heal().messages
     failures = []
     for index in range(messages):
         for kind in faults:
-            world = prepared(ranks, kinds, level, held, audit)
+            world = prepare()
             try:
                 world.sync({index: Fault(kind)})
                 assert world.net.hit == [kind]
@@ -52,19 +66,32 @@ def every_boundary(ranks, kinds, level, held, audit, faults=KINDS):
 
 @pytest.mark.parametrize(("ranks", "kinds"), PLACES, ids=IDS)
 def test_one_fault_at_every_message_of_a_seed(ranks, kinds):
-    assert every_boundary(ranks, kinds, level=0, held=False, audit=False) == 9 * ranks * len(kinds)
+    seed = partial(prepared, ranks, kinds, level=0, held=False, audit=False)
+    assert every_boundary(seed) == 9 * ranks * len(kinds)
 
 
 @pytest.mark.parametrize(("ranks", "kinds"), PLACES, ids=IDS)
 def test_one_fault_at_every_message_of_an_audited_delta(ranks, kinds):
-    assert every_boundary(ranks, kinds, level=0, held=True, audit=True) == 9 * ranks * len(kinds)
+    delta = partial(prepared, ranks, kinds, level=0, held=True, audit=True)
+    assert every_boundary(delta) == 9 * ranks * len(kinds)
 
 
 @pytest.mark.parametrize(("ranks", "kinds"), PLACES, ids=IDS)
 @pytest.mark.parametrize("level", [1, 2])
 def test_one_fault_at_every_message_of_a_delta_of_old_values(ranks, kinds, level):
     faults = ("lose", "truncate", "duplicate", "kill worker")  # the others are the same at every level
-    assert every_boundary(ranks, kinds, level, held=True, audit=False, faults=faults) == 6 * ranks * len(kinds)
+    delta = partial(prepared, ranks, kinds, level, held=True, audit=False)
+    assert every_boundary(delta, faults) == 6 * ranks * len(kinds)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("level", [0, 2])
+def test_one_fault_at_every_message_of_an_update_for_one_that_is_behind(ranks, level):
+    """One worker gets a delta, the other all changes of three syncs."""
+    reports = [outcome.value for outcome in behind(ranks, TWO, level).heal().trainer]
+    assert [(r.late_workers, r.seeded_workers) for r in reports] == [(1, 0)] * ranks
+    faults = KINDS if level == 0 else ("lose", "flip", "kill worker")
+    assert every_boundary(partial(behind, ranks, TWO, level), faults) == 6 * ranks * 2
 
 
 @pytest.mark.parametrize("kind", ["lose", "duplicate", "late", "kill worker"])
@@ -165,6 +192,25 @@ class SyncMachine(RuleBasedStateMachine):
     def leave(self, index):
         del self.world.workers[self.worker(index)]
         self.world.net.forget()
+
+    @precondition(lambda self: len(self.world.workers) > 1)
+    @rule(
+        index=st.integers(0, 2),
+        steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=3),
+        faults=st.none() | faults,
+    )
+    def stay_away(self, index, steps, faults):
+        """A worker misses some syncs, one of them perhaps with faults, and is there again."""
+        index = self.worker(index)
+        away = self.world.workers.pop(index)
+        self.world.net.forget()
+        for seed, how in enumerate(steps):
+            self.train(how, seed)
+            if faults is not None and seed == 0:
+                self.world.sync(faults)
+            self.world.heal()
+        self.world.net.forget()
+        self.world.workers.insert(index, away)
 
     @rule(index=st.integers(0, 2))
     def sleep(self, index):

@@ -38,6 +38,18 @@ def test_an_update_without_changes_still_advances_the_version():
     assert pair.subscribers[0].version == second.target
 
 
+def test_tensors_that_always_travel_in_full_say_nothing_of_the_codec(monkeypatch):
+    """`flipped` takes the engine's loader: a sync without changes carries it all the same (it once divided by zero)."""
+    monkeypatch.setattr("slipstream.core.weights.level._LEAST_BYTES", 1)
+    pair = Pair([ToyEngine()])
+    for weights in (checkpoint(), checkpoint(), nudge(checkpoint(), 1e-2, 1)):
+        report = pair.sync(weights)
+        assert report.unverified_tensors > 0
+        assert report.payload_bytes > 0
+    (link,) = pair.publisher._links.values()
+    assert link._chooser._bits == {}
+
+
 SPECIAL = {
     "negative zero": (0.0, -0.0),
     "a real NaN": (1.0, float("nan")),
@@ -103,6 +115,19 @@ def test_the_same_nan_is_no_change_and_another_payload_is():
     bits[0] = 0x7FA00002  # signalling, another payload
     assert pair.sync(weights).changed_elements == 1
     assert pair.engines[0].tensors["norm"].view(torch.int32)[0] == 0x7FA00002
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_nan_that_is_cast_becomes_what_a_dense_load_makes_of_it(dtype):
+    pair = Pair([ToyEngine(dtype=dtype)], audit_every=1)
+    weights = checkpoint()
+    payloads = [0x7FC00000, 0x7FC10000, 0x7F800001, 0xFFC00000 - 2**32, 0xFFFFFFFF - 2**32]
+    for bits in (0, *payloads, 0x3F800000, *payloads):
+        for name in ("q", "o", "norm", "up"):
+            weights[name].view(torch.int32).reshape(-1)[[0, 5, -1]] = bits
+        weights["o"][3] += 1e-2
+        assert pair.sync(weights).audited_tensors
+        assert pair.holds(weights)
 
 
 def test_every_tensor_keeps_its_own_dtype():

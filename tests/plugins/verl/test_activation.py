@@ -181,6 +181,15 @@ ACCEPTED = {
     "no override": [],
     "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
     "full": ["+slipstream=full"],
+    "a transport and a chain": [
+        "+slipstream=sync",
+        "slipstream.weight_sync.transport=shared_memory",
+        "slipstream.weight_sync.chain=chain",
+    ],
+    "merged adapters behind a standalone engine": [
+        *("+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"),
+        "++actor_rollout_ref.model.lora.merge=true",
+    ],
     "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
@@ -192,9 +201,16 @@ REFUSED = {
         "pipeline_model_parallel_size=1",
     ),
     "disaggregation": (["+slipstream=sync", "actor_rollout_ref.rollout.disaggregation.enabled=true"], "disaggregation"),
+    "adapters behind a standalone engine": (
+        ["+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"],
+        "add ++actor_rollout_ref.model.lora.merge=true",
+    ),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
+    "router": (["+slipstream=sync", "slipstream/router=cache_aware"], "no load balancer for verl yet"),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
+    "an unknown transport": (["+slipstream=sync", "slipstream.weight_sync.transport=shm"], "torch_distributed, zeromq"),
+    "an unknown file system": (["+slipstream=sync", "slipstream.weight_sync.chain=nosuchfs://a/b"], "nosuchfs"),
     "a setting alone": (["+slipstream.weight_sync.audit_every=10"], "add +slipstream=sync"),
     "the event log alone": (["+slipstream.events=run.jsonl"], "add +slipstream=sync"),
     "a mode alone": (["+slipstream.weight_sync.mode=delta"], "add +slipstream=sync"),
@@ -219,7 +235,8 @@ def test_the_driver_carries_the_node_to_rays_processes(driven):
     assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
 
 
-def test_a_relative_event_log_counts_from_where_the_run_was_started(driven):
+def test_relative_paths_count_from_where_the_run_was_started(driven):
+    assert json.loads(driven["a transport and a chain"][1])["weight_sync"]["chain"] == "/chain"
     assert json.loads(driven["a log in a folder to be made"][1])["events"] == "/nowhere/run.jsonl"
 
 

@@ -7,21 +7,31 @@ from types import SimpleNamespace
 
 import pytest
 
+from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
+from slipstream.core.weights import SyncTimeoutError
 from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch):
+    settings = {"weight_sync": {"mode": "delta", "timeout_seconds": 0.2}}
+    monkeypatch.setenv(SLIPSTREAM_NODE, to_json(parse_config(settings)))
 
 
 class Server:
     """Records remote calls, as Ray's actor handle takes them."""
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self, failing: str = "", silent: str = "") -> None:
         self.calls: list[tuple[str, dict]] = []
-        self._failing = failing
+        self._failing, self._silent = failing, silent
 
     def __getattr__(self, name: str):
         async def call(*args, **kwargs):
             self.calls.append((name, kwargs))
             if name == self._failing:
                 raise RuntimeError("the engine says no")
+            if name == self._silent:
+                await asyncio.Event().wait()
 
         return SimpleNamespace(remote=call)
 
@@ -46,3 +56,10 @@ def test_a_failed_sync_is_raised_and_does_not_count_as_a_step():
     with pytest.raises(RuntimeError, match="the engine says no"):
         asyncio.run(adapter(server).update_weights(RemoteUpdate(["tcp://a:1"], 7.0), global_steps=3))
     assert [name for name, _ in server.calls] == ["slipstream_sync"]
+
+
+def test_an_engine_that_never_answers_afterwards_is_an_error():
+    server = Server(silent="clear_kv_cache")
+    with pytest.raises(SyncTimeoutError, match=r"clear_kv_cache did not return within 0\.2 s"):
+        asyncio.run(adapter(server).update_weights(RemoteUpdate(["tcp://a:1"], 7.0), global_steps=3))
+    assert [name for name, _ in server.calls] == ["slipstream_sync", "clear_kv_cache"], "no step is stamped"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+import torch
+from named_tensors import NamedTensors
 
+from slipstream.core.weights.chain import ChainReader
+from slipstream.core.weights.chain.store import ChainStore
 from slipstream.plugins.verl.demo import task
 from slipstream.plugins.verl.demo.command import training_command
 from slipstream.plugins.verl.demo.model import cached_model
@@ -80,12 +85,17 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
     assert 0 < metrics["slipstream/weight_sync/changed_share"] <= 1
 
 
-def test_the_disaggregated_trainer_syncs_its_own_engine(train):
-    """verl's `separate_async`: a hybrid replica beside the trainer, a standalone one behind the checkpoint engine."""
+def test_the_disaggregated_trainer_syncs_its_own_engine(train, tmp_path):
+    """verl's `separate_async`: a hybrid replica beside the trainer, a standalone one behind the checkpoint engine.
+
+    Every version is also written as files.
+    """
+    chain = tmp_path / "chain"
     ours, syncs = train(
         "separate",
         "+slipstream=sync",
         "slipstream.weight_sync.audit_every=1",
+        f"slipstream.weight_sync.chain={chain}",
         dtype="bfloat16",
         trainer_mode="separate_async",
         rollout_gpus=1,
@@ -95,6 +105,14 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
     assert [event["target"] for event in standalone] == list(range(1, STEPS + 2))
     assert all(event["audited_tensors"] > 0 for event in syncs)
     assert all(event["payload_bytes"] < event["dense_bytes"] / 2 for event in standalone[1:])
+    assert ours.steps[-1].values["slipstream/weight_sync/chain_failures"] == 0
+    head = ChainStore(str(chain)).head()
+    assert head is not None
+    assert head.version >= STEPS, "the last one may still have been under way when Ray ended the trainer"
+    specs = ChainStore(str(chain)).table(head.table).specs
+    engine = NamedTensors({spec.name: torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in specs})
+    assert ChainReader(str(chain), engine).update() == head.version, "each step ends with equal fingerprints"
+    assert all(tensor.any() for tensor in engine.tensors.values() if tensor.dim() > 1)
 
 
 def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
@@ -114,6 +132,94 @@ def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):
     assert all(event["changed_elements"] < event["total_elements"] / 4 for event in syncs[1:])
     # Both ranks together send the seed once, in bf16, half of it to each worker; gathering would send it twice.
     assert syncs[0]["payload_bytes"] < 0.3 * syncs[0]["dense_bytes"]
+
+
+LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.target_modules=all-linear",
+)
+
+
+def test_adapters_travel_alone(train):
+    """verl #7495 and vLLM #48297: the weights under an adapter are sent once, then nothing but the adapter.
+
+    The engine's own probabilities of what it generated are those of the trainer, so it computes with the adapter.
+    """
+    ours, syncs = train("adapter", "+slipstream=sync", *LORA, dtype="float32")
+    base, adapter = [
+        [event for event in syncs if event["run"] == run] for run in dict.fromkeys(e["run"] for e in syncs)
+    ]
+    assert [event["target"] for event in base] == [1], "seeded, never sent again"
+    assert [event["target"] for event in adapter] == list(range(1, STEPS + 2))
+    assert [event["seeded_workers"] for event in adapter] == [1] + [0] * STEPS
+    assert {event["tensors"] for event in adapter} == {28}
+    assert all(event["changed_elements"] > 0 for event in adapter[1:]), "an update that changes nothing is a fault"
+    assert all(event["payload_bytes"] < base[0]["payload_bytes"] / 10 for event in adapter)
+    assert all(event["unverified_tensors"] == 0 for event in syncs)
+    assert all(step.values["training/rollout_probs_diff_max"] < 1e-4 for step in ours.steps)
+    assert len({step.values["slipstream/weight_sync/changed_share"] for step in ours.steps}) > 1
+
+
+def test_merged_adapters_are_deltas_of_full_weights_and_not_gathered(train):
+    """Two ranks merge what each holds and send it; what no adapter touches does not change."""
+    ours, syncs = train(
+        "merged",
+        "+slipstream=sync",
+        "slipstream.weight_sync.audit_every=1",
+        *LORA,
+        "++actor_rollout_ref.model.lora.merge=true",
+        dtype="bfloat16",
+        trainer_gpus=2,
+        tensor_parallel=2,
+    )
+    assert [event["target"] for event in syncs] == list(range(1, STEPS + 2))
+    assert [event["seeded_workers"] for event in syncs] == [2] + [0] * STEPS
+    assert all(event["audited_tensors"] > 0 for event in syncs)
+    assert all(0 < event["changed_elements"] < event["total_elements"] / 4 for event in syncs[1:])
+    # As for full training: the shards of both ranks together are the model once.
+    assert syncs[0]["payload_bytes"] < 0.6 * syncs[0]["dense_bytes"]
+    assert all(step.values["training/rollout_probs_diff_max"] < 0.2 for step in ours.steps)
+
+
+def test_the_asynchronous_colocated_trainer_syncs(train):
+    """verl's `colocate_async`: requests are aborted before a sync and go on after it."""
+    ours, syncs = train(
+        "colocated",
+        "+slipstream=sync",
+        "slipstream.weight_sync.audit_every=1",
+        dtype="bfloat16",
+        trainer_mode="colocate_async",
+    )
+    assert len(ours.steps) == STEPS
+    assert [event["target"] for event in syncs] == list(range(1, STEPS + 2))
+    assert [event["seeded_workers"] for event in syncs] == [1] + [0] * STEPS
+    assert all(event["audited_tensors"] > 0 for event in syncs)
+    names = {name for name in ours.steps[-1].values if name.startswith("slipstream/weight_sync/")}
+    assert names >= {f"slipstream/weight_sync/{name}" for name in METRICS}
+
+
+METRICS = (
+    *("version", "seeded_workers", "level", "changed_share", "payload_mbytes", "dense_mbytes", "unverified_tensors"),
+    *("seconds", "stage_seconds", "deliver_seconds", "audit_seconds"),
+)
+
+
+def test_an_engine_that_dies_in_a_sync_ends_the_run(train):
+    """The process of the worker is killed while it writes the first delta: an error that says so, not a hang."""
+    start = time.monotonic()
+    with pytest.raises(TrainingError) as raised:
+        train(
+            "dying",
+            "+slipstream=sync",
+            "slipstream.weight_sync.timeout_seconds=30",
+            dtype="bfloat16",
+            modules="dying_engine",
+        )
+    assert "training failed with exit code" in str(raised.value), "by itself, before the time limit of the run"
+    assert time.monotonic() - start < 600
+    own = [line for line in str(raised.value).splitlines() if not line.startswith("(")]
+    assert any("EngineFailedError" in line and "did not answer the sync" in line for line in own)
 
 
 def test_an_engine_that_fails_ends_the_run_with_its_own_error(train):

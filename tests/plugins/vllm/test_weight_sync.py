@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_qwen2
+import tiny_qwen3_moe
 import torch
-from engine_weight_sync import EngineWeightSync, Weights
+from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
+
+from slipstream.core.weights.chain import ChainWriter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -48,9 +52,9 @@ def stop(llm) -> None:
 class VllmRollout:
     """A `RolloutEngine` over `vllm.LLM`."""
 
-    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int) -> None:
-        self._folder, self._tied, self._dtype, self.workers = folder, tied, dtype, workers
-        checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
+    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int, model: Any = tiny_qwen2) -> None:
+        self._folder, self._tied, self._dtype, self.workers, self._model = folder, tied, dtype, workers, model
+        checkpoint = model.save(model.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
         self._llm = start(checkpoint, dtype, workers, "dummy")
         self._fresh = 0
 
@@ -61,13 +65,17 @@ class VllmRollout:
         if failed := failures(outcomes):
             raise RuntimeError("; ".join(failed))
 
+    def follow(self, url: str) -> list[tuple[int | None, str]]:
+        """Bring every worker to the newest version of a chain."""
+        return self._llm.collective_rpc("slipstream_follow", kwargs={"url": url})
+
     def checksums(self) -> list[dict[str, str]]:
         return self._llm.collective_rpc("slipstream_checksums")
 
     def fresh_engine(self, weights: Weights) -> tuple[list[dict[str, str]], list[list[int]]]:
         self._fresh += 1
         folder = self._folder / f"fresh{self._fresh}"
-        tiny_qwen2.save(weights, folder, self._tied, getattr(torch, self._dtype))
+        self._model.save(weights, folder, self._tied, getattr(torch, self._dtype))
         llm = start(folder, self._dtype, self.workers, "auto")
         try:
             return llm.collective_rpc("slipstream_checksums"), greedy(llm)
@@ -77,6 +85,12 @@ class VllmRollout:
 
     def lose_weights(self) -> None:
         self._llm.collective_rpc("lose_weights")
+
+    def sleep(self, level: int) -> None:
+        self._llm.collective_rpc("sleep", kwargs={"level": level})
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._llm.collective_rpc("wake_up", kwargs={"tags": tags})
 
     def break_loader(self) -> Callable[[], None]:
         self._llm.collective_rpc("break_writes", args=(True,))
@@ -100,20 +114,54 @@ class VllmSuite(EngineWeightSync):
     """Parameters of one engine; subclasses are collected."""
 
     tied, dtype, workers = True, "bfloat16", 1
+    model: Any = tiny_qwen2
 
     @pytest.fixture(scope="class")
     def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRollout]:
-        rollout = VllmRollout(tmp_path_factory.mktemp("vllm"), self.tied, self.dtype, self.workers)
+        rollout = VllmRollout(tmp_path_factory.mktemp("vllm"), self.tied, self.dtype, self.workers, self.model)
         yield rollout
         stop(rollout._llm)
 
     @pytest.fixture
     def weights(self) -> Weights:
-        return tiny_qwen2.build(self.tied)
+        return self.model.build(self.tied)
+
+    def test_an_engine_that_follows_a_chain(self, engine, weights, publisher, socket, tmp_path):
+        """Deltas from files, then a trainer that is back: each way of writing makes the other start anew."""
+        chain = ChainWriter(str(tmp_path), dtype=getattr(torch, self.dtype))
+        moved = weights
+        for step in range(3):
+            moved = nudge(moved, 0.02, step)
+            chain.publish(moved.items())
+            assert engine.follow(str(tmp_path)) == [(step + 1, "")] * engine.workers
+        assert engine.checksums() == engine.fresh_engine(moved)[0]
+        assert publish(publisher, engine, weights, socket).seeded_workers == engine.workers
+        assert engine.follow(str(tmp_path)) == [(3, "")] * engine.workers
+        assert engine.checksums() == engine.fresh_engine(moved)[0]
 
 
 class TestTiedBf16(VllmSuite):
     """The common case."""
+
+    @pytest.mark.parametrize(("level", "seeded"), [(1, 0), (2, 1)])
+    def test_sleep(self, engine, weights, publisher, socket, level, seeded):
+        """TRL #5312: level 1 keeps the weights and the deltas go on, level 2 takes them and the next sync seeds.
+
+        vLLM's CPU backend frees nothing when it sleeps; the calls, the workers and what they note are the real ones.
+        """
+        publish(publisher, engine, weights, socket)
+        engine.sleep(level)
+        acked = publisher.acked
+        with pytest.raises(Exception, match=r"sleeps, so its weights have no memory.*wake_up"):
+            publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        assert publisher.acked == acked
+        engine.wake_up(["kv_cache"])
+        with pytest.raises(Exception, match="sleeps"):
+            publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        engine.wake_up(["weights"])
+        report = publish(publisher, engine, nudge(weights, 0.01, 5), socket)
+        assert report.seeded_workers == seeded
+        assert report.audited_tensors > 0
 
 
 class TestUntiedFp32(VllmSuite):
@@ -126,3 +174,25 @@ class TestTwoTensorParallelWorkers(VllmSuite):
     """Each worker holds its shards; both commit or neither."""
 
     workers = 2
+
+
+class TestExperts(VllmSuite):
+    """A mixture of experts: w13 and w2 of each layer hold all experts, written in place."""
+
+    tied, model = False, tiny_qwen3_moe
+    fused = "model.layers.1.mlp.experts.4.up_proj.weight"
+
+    def test_every_expert_is_written_in_place(self, engine, weights, publisher, socket):
+        """Not one tensor through the loader, and a change of one expert is not a change of another."""
+        publish(publisher, engine, weights, socket)
+        moved = {name: weight.clone() for name, weight in weights.items()}
+        moved[self.fused][3, 5] = 7.0
+        report = publish(publisher, engine, moved, socket)
+        assert (report.unverified_tensors, report.changed_elements, report.seeded_workers) == (0, 1, 0)
+
+
+class TestExpertsFp32OnTwoWorkers(VllmSuite):
+    """Experts cut over tensor-parallel workers; 40 columns each, which the CPU kernel pads to 64."""
+
+    tied, dtype, workers, model = False, "float32", 2, tiny_qwen3_moe
+    fused = "model.layers.1.mlp.experts.4.up_proj.weight"

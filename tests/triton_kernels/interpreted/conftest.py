@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import triton
+from separate_memory import check_launch, from_numpy
 from triton.runtime import interpreter
+
+from slipstream.triton_kernels.cast_extract import gpu as cast_extract
+from slipstream.triton_kernels.class_codec import gpu as class_codec
+from slipstream.triton_kernels.elias_fano import gpu as elias_fano
+from slipstream.triton_kernels.extract import gpu as extract
 
 
 @pytest.fixture
@@ -67,3 +75,27 @@ def guarded_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     guard("create_atomic_rmw", 1, 3)
     yield
     assert checked["accesses"], f"triton {triton.__version__} accesses memory in another way: mend this fixture"
+
+
+@pytest.fixture
+def separate_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete `SeparateMemory`: no host tensor reaches a kernel, and threads take turns in the interpreter."""
+    monkeypatch.setattr(torch, "from_numpy", from_numpy)
+    executor, lock = interpreter.GridExecutor, threading.Lock()
+    launch = executor.__call__
+
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_launch(args)
+        with lock, torch._C.DisableTorchFunction():
+            return launch(self, *args, **kwargs)
+
+    monkeypatch.setattr(executor, "__call__", guarded)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program take as much as its counters hold: the interpreter's time goes by programs and tiles."""
+    for module, name in ((extract, "extract"), (cast_extract, "cast_extract")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), block=4096, tile=4096))
+    monkeypatch.setattr(class_codec, "Cut", partial(class_codec.Cut, chunk=32768, tile=32768, gaps=4096, small=2048))
+    monkeypatch.setattr(elias_fano, "Cut", partial(elias_fano.Cut, chunk=32768, tile=8192))

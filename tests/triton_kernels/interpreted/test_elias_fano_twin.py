@@ -42,9 +42,9 @@ def check_decode(data: Any, numel: int, width: int) -> bool:
         expected = cpu.decode(data, numel, unsigned.dtype)
     except CorruptBlockError:
         with pytest.raises(CorruptBlockError):
-            gpu.decode(torch.from_numpy(data.copy()), numel, tensor(unsigned).dtype, CUT)
+            gpu.decode(torch.from_numpy(data.copy()), numel, tensor(unsigned).dtype, cut=CUT)
         return False
-    positions, values = gpu.decode(torch.from_numpy(data.copy()), numel, tensor(unsigned).dtype, CUT)
+    positions, values = gpu.decode(torch.from_numpy(data.copy()), numel, tensor(unsigned).dtype, cut=CUT)
     assert np.array_equal(positions.numpy(), expected[0])
     assert values.numpy().tobytes() == expected[1].tobytes()
     return True
@@ -67,7 +67,7 @@ def test_small_tiles_carry_on() -> None:
     cut = gpu.Cut(tile=512)
     data = gpu.encode(torch.from_numpy(positions), tensor(values), numel, lambda: tensor(values), cut)
     assert data.numpy().tobytes() == expected.tobytes()
-    found = gpu.decode(data, numel, torch.int16, cut)
+    found = gpu.decode(data, numel, torch.int16, cut=cut)
     assert np.array_equal(found[0].numpy(), positions)
     assert np.array_equal(found[1].numpy().view(np.uint16), values)
 
@@ -107,6 +107,6 @@ def test_blocks_beyond_two_to_the_31() -> None:
     values = noise(4, 2)
     data = gpu.encode(torch.from_numpy(positions), tensor(values), size, torch.Tensor, CUT)
     assert data.numpy().tobytes() == cpu.encode(positions, values, size, lambda: values).tobytes()
-    found = gpu.decode(data, size, torch.int16, CUT)
+    found = gpu.decode(data, size, torch.int16, cut=CUT)
     assert np.array_equal(found[0].numpy(), positions)
     assert np.array_equal(found[1].numpy().view(np.uint16), values)

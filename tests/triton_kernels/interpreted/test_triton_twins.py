@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from slipstream.triton_kernels import Box, as_bits, normalise
+from slipstream.triton_kernels import (
+    Box,
+    as_bits,
+    as_unsigned_numpy,
+    change_fingerprint,
+    normalise,
+    restrict,
+)
 from slipstream.triton_kernels.extract import gpu as extract
 from slipstream.triton_kernels.extract import reference as extract_reference
 from slipstream.triton_kernels.fingerprint import gpu as fingerprint
@@ -34,6 +42,12 @@ def check_scatter(storage: torch.Tensor, box: Box, positions: torch.Tensor, valu
     assert torch.equal(found.old_values, expected.old_values)
     assert found.fingerprint_delta == expected.fingerprint_delta
     return storage
+
+
+def check_restrict(box: Box, positions: torch.Tensor) -> None:
+    found, expected = restrict(positions, box), restrict(positions.numpy(), box)
+    assert np.array_equal(positions[found[0]].numpy(), positions.numpy()[expected[0]])
+    assert np.array_equal(found[1].numpy(), expected[1])
 
 
 @pytest.mark.parametrize("density", DENSITIES.values(), ids=DENSITIES)
@@ -119,6 +133,21 @@ def test_fingerprint(dtype: torch.dtype, size: int) -> None:
     assert fingerprint.total(bits, Box.identity(size), tile=256, tiles=4) == expected
 
 
+@pytest.mark.parametrize("size", [0, 1, 1024, 3000])
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+def test_change_fingerprint(dtype: torch.dtype, size: int) -> None:
+    old, new = (as_bits(random_bits(size, dtype, seed)) for seed in (0, 1))
+    positions = torch.arange(size) * 2**33
+    expected = change_fingerprint(positions.numpy(), as_unsigned_numpy(old), as_unsigned_numpy(new))
+    assert change_fingerprint(positions, old, new) == expected
+
+
+@pytest.mark.usefixtures("shuffled_programs")
+def test_restrict_over_several_programs() -> None:
+    box = normalise(Box(5, 1000, (70, 11), (40, 2), (1, 75)))
+    check_restrict(box, torch.arange(0, 70 * 40))
+
+
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize(("box", "numel"), LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts(box: Box, numel: int, dtype: torch.dtype) -> None:
@@ -127,6 +156,7 @@ def test_layouts(box: Box, numel: int, dtype: torch.dtype) -> None:
     storage = storage_of(old, box, numel)
     written = check_scatter(storage.clone(), box, *extract_reference.extract(old, new))
     assert torch.equal(written, storage_of(new, box, numel))
+    check_restrict(normalise(box), extract_reference.extract(old, new)[0])
     if box.numel:
         expected = fingerprint_reference.total(storage, normalise(box))
         assert fingerprint.total(storage, normalise(box), tile=64, tiles=4) == expected

@@ -1,0 +1,71 @@
+"""Every transport of ours passes the conformance suite."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from toy_engine import ToyEngine, checkpoint
+from transport import TransportConformance
+from transport_peers import Trainer, trained
+
+from slipstream.core.weights import SyncError
+from slipstream.core.weights.transports import Address, bind, shared_memory
+
+
+class TestZeromq(TransportConformance):
+    name = "zeromq"
+
+
+class TestSharedMemory(TransportConformance):
+    name = "shared_memory"
+
+    def test_a_worker_that_cannot_see_the_memory_gets_its_frames_all_the_same(self, endpoint, monkeypatch, caplog):
+        """As in another container, where the process of that number is another one."""
+        monkeypatch.setattr(shared_memory.os, "readlink", lambda path: "/memfd:other (deleted)")
+        with Trainer(self.name, endpoint, [ToyEngine(0, 2), ToyEngine(1, 2)], 1, 20.0) as trainer:
+            weights = checkpoint()
+            for step in range(2):
+                weights = trained(weights, "sparse", step)
+                trainer.sync(weights)
+                assert trainer.holds(weights)
+        assert caplog.text.count("cannot use transport shared_memory") == 2, "once a worker"
+
+    def test_memory_is_given_back_between_syncs(self):
+        lane = shared_memory.SharedMemorySender()
+        lane.free(lane.put(bytes(100 << 20)))
+        lane.end_sync()
+        assert sum(os.fstat(file).st_size for file in lane._files) <= 16 << 20
+        lane.close()
+
+
+class TestTorchDistributed(TransportConformance):
+    name = "torch_distributed"
+
+    def test_the_default_group_is_left_alone(self, endpoint):
+        with Trainer(self.name, endpoint, [ToyEngine()], 1, 20.0) as trainer:
+            trainer.sync(checkpoint())
+        assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        Address("zeromq", "tcp://[fe80::1]:5"),
+        Address("ray", "tcp://10.0.0.1:7", "3f"),
+        Address("torch_distributed", "ipc:///tmp/a-{local_rank}.sock", "12"),
+    ],
+)
+def test_an_address_is_what_it_says(address):
+    assert Address.parse(str(address)) == address
+
+
+def test_what_is_no_address_is_refused():
+    with pytest.raises(ValueError, match="tcp://host:port"):
+        Address.parse("10.0.0.1:7")
+
+
+def test_ray_needs_a_trainer_in_ray(tmp_path):
+    with pytest.raises(SyncError, match=r"ray\.init was not called"):
+        bind("ray", f"ipc://{tmp_path}/z", True, 1.0)
