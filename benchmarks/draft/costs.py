@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 from drafters import Arctic, Ints, Player, Slipstream
-from replay import Tally, _begin, _record, _Request
-from rollouts import RolloutSet
+from replay import Request, Tally, begin, record
+from rollouts import Conversation, RolloutSet
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "sync"))
 
 from bars import Bar
 
 BATCH = 64
+MOST_STEPS = 300
 MakeCache = Callable[..., Any]
 
 
@@ -30,24 +31,30 @@ def timed(task: Callable[[], Any]) -> tuple[float, Any]:
 
 
 class Lane:
-    """One drafter's run over the same batch of requests."""
+    """One drafter's run over a batch of 64 requests; one that ends is followed by the next."""
 
     def __init__(self, player: Player, rollouts: RolloutSet) -> None:
         self.player = player
         self.tally = Tally()
-        self.live: list[_Request] = []
+        self.waiting: list[tuple[str, int, Conversation]] = []
+        for task, attempts in rollouts.tasks.items():
+            half = len(attempts) // 2
+            for k, conversation in enumerate(attempts[:half]):
+                record(player, task, k, conversation)
+            self.waiting += [(task, half + k, conversation) for k, conversation in enumerate(attempts[half:])]
+        self.waiting.reverse()
+        self.live: list[Request] = []
         self.emitted: list[Ints] = []
-        per_task = BATCH // 16
-        for task, attempts in list(rollouts.tasks.items())[: BATCH // per_task]:
-            for k, conversation in enumerate(attempts[:-per_task]):
-                _record(player, task, k, conversation)
-        for task, attempts in list(rollouts.tasks.items())[: BATCH // per_task]:
-            for k, conversation in enumerate(attempts[-per_task:]):
-                self.live.append(_begin(player, task, 100 + k, 0, conversation))
-                self.emitted.append(conversation.turns[0].response[:1])
+        self._refill()
+
+    def _refill(self) -> None:
+        while self.waiting and len(self.live) < BATCH:
+            task, attempt, conversation = self.waiting.pop()
+            self.live.append(begin(self.player, task, attempt, 0, conversation))
+            self.emitted.append(conversation.turns[0].response[:1])
 
     def step(self) -> float:
-        """Feed, propose (both timed) and verify; finished requests stay in the batch without tokens to check."""
+        """Feed and propose, both timed; then verify."""
         names = [r.name for r in self.live]
 
         def work() -> list[Any]:
@@ -55,32 +62,30 @@ class Lane:
             return self.player.propose(names)
 
         seconds, drafts = timed(work)
-        self.emitted = [
-            r.verify(d, self.tally) if not r.done else d[:0] for r, d in zip(self.live, drafts, strict=True)
-        ]
-        keep = [i for i, e in enumerate(self.emitted) if len(e)]
-        for i, request in enumerate(self.live):
-            if i not in keep:
+        going = [not request.done for request in self.live]
+        for request, goes_on in zip(self.live, going, strict=True):
+            if not goes_on:
                 self.player.finish(request.name, keep=True)
-        self.live = [self.live[i] for i in keep]
-        self.emitted = [self.emitted[i] for i in keep]
+        pairs = [(r, d) for r, d, goes_on in zip(self.live, drafts, going, strict=True) if goes_on]
+        self.live = [request for request, _ in pairs]
+        self.emitted = [request.verify(drafted, self.tally) for request, drafted in pairs]
+        self._refill()
         return seconds
 
 
-def steps(rollouts: RolloutSet, make_cache: MakeCache, rounds: int) -> Iterator[dict[str, object]]:
-    """A step of 64 requests: 16 tasks, 4 siblings each, earlier attempts as history."""
+def steps(rollouts: RolloutSet, make_cache: MakeCache) -> Iterator[dict[str, object]]:
+    """A step of 64 requests, with half of the attempts at their tasks as history."""
     times: dict[str, list[float]] = {"slipstream": [], "arctic": []}
     work: dict[str, list[tuple[int, int]]] = {"slipstream": [], "arctic": []}
-    for _ in range(rounds):
-        lanes = {"slipstream": Lane(Slipstream(threshold=0.2), rollouts), "arctic": Lane(Arctic(make_cache), rollouts)}
-        for lane in lanes.values():
-            lane.step()  # the first step has no draft to learn from
-        gc.collect()
-        while all(len(lane.live) == BATCH for lane in lanes.values()):
-            for name, lane in lanes.items():
-                before = lane.tally.drafted, lane.tally.emitted
-                times[name].append(lane.step())
-                work[name].append((lane.tally.drafted - before[0], lane.tally.emitted - before[1]))
+    lanes = {"slipstream": Lane(Slipstream(threshold=0.2), rollouts), "arctic": Lane(Arctic(make_cache), rollouts)}
+    for lane in lanes.values():
+        lane.step()  # the first step has no draft to learn from
+    gc.collect()
+    while all(len(lane.live) == BATCH for lane in lanes.values()) and len(times["arctic"]) < MOST_STEPS:
+        for name, lane in lanes.items():
+            before = lane.tally.drafted, lane.tally.emitted
+            times[name].append(lane.step())
+            work[name].append((lane.tally.drafted - before[0], lane.tally.emitted - before[1]))
     for name in times:
         drafted, emitted = (sum(column) for column in zip(*work[name], strict=True))
         count = len(times[name])

@@ -51,7 +51,9 @@ class Tally:
 
 
 @dataclass
-class _Request:
+class Request:
+    """A request that is being replayed."""
+
     name: tuple[object, ...]
     response: Ints
     at: int = 1
@@ -73,6 +75,7 @@ class _Request:
 
     @property
     def done(self) -> bool:
+        """Whether everything was emitted."""
         return self.at >= self.response.size
 
 
@@ -98,7 +101,7 @@ def replay(rollouts: RolloutSet, mode: str, player: Player) -> Tally:
         elif mode == "previous":
             half = len(attempts) // 2
             for k, conversation in enumerate(attempts[:half]):
-                _record(player, task, k, conversation)
+                record(player, task, k, conversation)
             player.new_policy()
             for k, conversation in enumerate(attempts[half:] if half else []):
                 _alone(player, tally, task, half + k, conversation, keep=False)
@@ -111,15 +114,17 @@ def replay(rollouts: RolloutSet, mode: str, player: Player) -> Tally:
     return tally
 
 
-def _begin(player: Player, task: str, attempt: int, turn: int, conversation: Conversation) -> _Request:
-    request = _Request((task, attempt, turn), conversation.turns[turn].response)
+def begin(player: Player, task: str, attempt: int, turn: int, conversation: Conversation) -> Request:
+    """Start a turn as a request."""
+    request = Request((task, attempt, turn), conversation.turns[turn].response)
     player.start(request.name, conversation.prompt(turn), task)
     return request
 
 
-def _record(player: Player, task: str, attempt: int, conversation: Conversation) -> None:
+def record(player: Player, task: str, attempt: int, conversation: Conversation) -> None:
+    """Make a conversation history without drafting for it."""
     for turn in range(len(conversation.turns)):
-        request = _begin(player, task, attempt, turn, conversation)
+        request = begin(player, task, attempt, turn, conversation)
         player.feed([request.name], [request.response])
         player.finish(request.name, keep=True)
 
@@ -128,7 +133,7 @@ def _alone(
     player: Player, tally: Tally, task: str, attempt: int, conversation: Conversation, *, keep: bool = True
 ) -> None:
     for turn in range(len(conversation.turns)):
-        request = _begin(player, task, attempt, turn, conversation)
+        request = begin(player, task, attempt, turn, conversation)
         emitted = request.response[:1]
         while True:
             player.feed([request.name], [emitted])
@@ -143,7 +148,7 @@ def _together(
 ) -> None:
     """Siblings in lockstep, turn by turn."""
     for turn in range(max((len(each.turns) for each in attempts), default=0)):
-        live = [_begin(player, task, first + k, turn, a) for k, a in enumerate(attempts) if turn < len(a.turns)]
+        live = [begin(player, task, first + k, turn, a) for k, a in enumerate(attempts) if turn < len(a.turns)]
         player.feed([r.name for r in live], [r.response[:1] for r in live])
         while True:
             for request in live:

@@ -28,6 +28,7 @@ from slipstream.core.drafter.contexts import (
     EVERYWHERE,
     GLOBAL_ORDERS,
     GROUP_ORDERS,
+    LONGEST_ORDER,
     hash_contexts,
     place,
 )
@@ -43,6 +44,11 @@ ENOUGH: Final = 20
 """With a match of this length nothing is looked up."""
 SHORTER: Final = 4
 """Contexts shorter than this part of the longest match are not looked up."""
+LONGEST_WITHIN: Final = 4
+"""Longest context that is looked up within a draft, and none beside two candidates with a match of LONGEST_ORDER: what
+longer contexts have was mostly found one token before."""
+ENOUGH_LONG: Final = 6
+"""Candidates that are kept when the first has a match of ENOUGH."""
 KEPT_EDITS: Final = 3
 """Candidates that stay after they predicted another token."""
 
@@ -103,6 +109,8 @@ def advance(store: Store, rows: Rows, row: int, source: int, target: int, real: 
         new.skip = skip
         new.scope = scope
         kept += 1
+        if kept == ENOUGH_LONG and rows.candidate[row, target, 0].match >= ENOUGH:
+            break
     rows.prediction[row, target].count = kept
 
 
@@ -130,6 +138,8 @@ def fill(
     least = longest // SHORTER
     available = hash_contexts(context, end, hashes)
     own_key = store.sequence[rows.request[row].sequence].scope_key
+    if depth:
+        available = min(available, LONGEST_WITHIN) if count < 2 or longest < LONGEST_ORDER else 0
     for order in GROUP_ORDERS:
         if least < order <= available and count < GROUP_CANDIDATES:
             count = _take(store, rows, row, depth, context, end, hashes[order], own_key, order, count, GROUP_CANDIDATES)
@@ -163,11 +173,11 @@ def _take(
             repeated |= rows.candidate[row, depth, j].position == position
         if repeated or not is_known(store, position):
             continue
-        match = agreement(store.token, position, context, end, MARGIN)
-        if match < order:
-            continue
         scope = scope_of(store, rows, row, position)
         if scope < 0 or (scope == ELSEWHERE) != (scope_key == EVERYWHERE):
+            continue
+        match = agreement(store.token, position, context, end, MARGIN)
+        if match < order:
             continue
         skip = 0
         if match < SKIP_BELOW:

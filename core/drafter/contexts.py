@@ -20,7 +20,7 @@ from slipstream.core.drafter.compiled import inlined
 
 GROUP_ORDERS: Final = (8, 4, 2, 1)
 """Context lengths indexed within a prompt group, longest first."""
-GLOBAL_ORDERS: Final = (8, 4, 2, 1)
+GLOBAL_ORDERS: Final = (6, 3, 1)
 """Context lengths indexed over everything, longest first."""
 LONGEST_ORDER: Final = 8
 KEEP: Final = 5

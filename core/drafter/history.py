@@ -39,7 +39,7 @@ BLOCK_TOKENS: Final = BLOCK - MARGIN
 BLOCK_BYTES: Final = 4 * BLOCK + BLOCK_RECORD.itemsize + SEQUENCE_RECORD.itemsize + 4
 BUCKET_BYTES: Final = 4 * BUCKET
 SLOTS_A_TOKEN: Final = len(GROUP_ORDERS) + len(GLOBAL_ORDERS)
-FIRST_BUCKET_BITS: Final = 12
+FIRST_BUCKET_BITS: Final = 14
 FULLEST: Final = 0.85
 """Share of slots in use above which the table doubles."""
 FULLEST_AT_REST: Final = 0.6
@@ -161,23 +161,31 @@ class History:
                 return False
         return True
 
+    @property
+    def index_bits(self) -> int:
+        """The index has 2**index_bits buckets."""
+        return int(self.store.counts[0])
+
     def make_index_fit(self, *, at_rest: bool) -> None:
-        """Rebuild the table when it is too full (about 0.3 us a token held), twice as large unless what fills it is
-        dead; `at_rest` is generous about it."""
-        counts = self.store.counts
-        if counts[1] > (FULLEST_AT_REST if at_rest else FULLEST) * self.store.slots.size:
-            bits = int(counts[0])
-            if SLOTS_A_TOKEN * self.tokens > FULLEST / 2 * self.store.slots.size:
-                bits += 1
-            if bits > self._most_bits:
-                return
-            slots = new_slots(bits)
-            fresh = np.array([bits, 0, 0])
-            prompts = [group.prompt for group in self.groups.values()]
-            reindex(self.store, np.array([*prompts, *self._order], np.int32), slots, fresh)
-            counts[:] = fresh
-            self.store = self.store._replace(slots=slots)
-            self.rebuilds += 1
+        """Rebuild the table when it is too full, twice as large unless what fills it is dead; `at_rest` is generous
+        about it."""
+        _, used, displaced = self.store.counts.tolist()
+        slots = self.store.slots.size
+        if used > (FULLEST_AT_REST if at_rest else FULLEST) * slots:
+            bits = self.index_bits
+            if bits == self._most_bits and used + displaced < 2 * slots:
+                return  # it cannot grow, and little in it is dead yet
+            grow = SLOTS_A_TOKEN * self.tokens > FULLEST / 2 * slots
+            self.rebuild_index(min(bits + grow, self._most_bits))
+
+    def rebuild_index(self, bits: int) -> None:
+        """Index everything anew in a table of 2**bits buckets; about 0.2 us a token held."""
+        slots, counts = new_slots(bits), np.array([bits, 0, 0])
+        prompts = [group.prompt for group in self.groups.values()]
+        reindex(self.store, np.array([*prompts, *self._order], np.int32), slots, counts)
+        self.store.counts[:] = counts
+        self.store = self.store._replace(slots=slots)
+        self.rebuilds += 1
 
     def conversations(self) -> Iterator[tuple[GroupId, Ints, Ints, NDArray[np.bool_], int]]:
         """Every finished conversation as `add` takes it, oldest first."""

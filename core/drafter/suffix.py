@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Hashable, Sequence
@@ -40,11 +41,15 @@ class SuffixDrafter:
     from any thread; the work on a batch is done without the GIL.
     """
 
-    def __init__(self, config: DrafterConfig | None = None, *, max_model_len: int | None = None) -> None:
+    def __init__(
+        self, config: DrafterConfig | None = None, *, max_model_len: int | None = None, warm_up: bool = True
+    ) -> None:
         """Start without history.
 
         :param config: the node `slipstream.drafter`.
         :param max_model_len: tokens of prompt and response that the engine takes; None for no limit.
+        :param warm_up: compile now, once a process (seconds; half a second when the machine code is cached), instead
+            of in the first steps.
         """
         self.config = config or DrafterConfig()
         self.counters = Counters()
@@ -58,6 +63,8 @@ class SuffixDrafter:
         self._tokens, self._drafted = 1.5, 1.0  # per row and step, running means
         self._unkept = 0  # running requests that the budget has no room for
         self._lock = threading.Lock()
+        if warm_up:
+            _compile()
 
     def start(self, request_id: Hashable, prompt: ArrayLike, group: GroupId | None = None) -> None:
         """Begin a request.
@@ -311,6 +318,20 @@ class _Request:
         self.sequence = sequence  # -1: no room in the budget
         self.length = length  # tokens so far
         self.proposed = _NO_PROPOSAL  # tokens of the draft that is being verified
+
+
+@functools.cache
+def _compile() -> None:
+    """Go once through everything that is compiled."""
+    drafter = SuffixDrafter(DrafterConfig(budget_megabytes=2), warm_up=False)
+    for request in range(2):
+        drafter.start(request, [1, 2, 3], 0)
+        drafter.step([request], [[4, 5, 6]])
+        drafter.finish(request)
+    drafter.start("next turn", [1, 2, 3, 4, 5, 6, 7], 0)
+    drafter.finish("next turn", keep=False)
+    drafter._history.rebuild_index(drafter._history.index_bits)
+    list(drafter._history.conversations())
 
 
 _NO_PROPOSAL: Final = -1

@@ -113,6 +113,7 @@ def predict(
     longest = 0
     total = np.float32(0)
     ranks = 0  # a byte a scope
+    hashed_token = hashed_short = hashed_scope = by_pair = by_triple = -1
     for i in range(prediction.count):
         candidate = rows.candidate[row, depth, i]
         position = candidate.position
@@ -129,8 +130,11 @@ def predict(
         by_length = scope * LENGTH_BUCKETS + length
         by_skip = SKIP_BASE + length * SKIP_BUCKETS + skip_bucket(candidate.skip)
         by_rank = RANK_BASE + scope * RANKS + rank
-        by_pair = PAIR_BASE + token_entry(last, token, min(match, LONG))
-        by_triple = TRIPLE_BASE + token_entry(before_last, last * SCOPES + scope, token)
+        short = min(match, LONG)
+        if token != hashed_token or short != hashed_short or scope != hashed_scope:  # mostly it is the one before
+            hashed_token, hashed_short, hashed_scope = token, short, scope
+            by_pair = PAIR_BASE + token_entry(last, token, short)
+            by_triple = TRIPLE_BASE + token_entry(before_last, last * SCOPES + scope, token)
         weight = (
             learned.vote[by_length]
             * learned.vote[by_skip]
