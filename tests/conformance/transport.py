@@ -48,8 +48,6 @@ class TransportConformance:
     """The suite. Workers are threads, and processes where one has to die."""
 
     name: str
-    processes = True
-    """Whether the other end can be in another process."""
 
     @pytest.fixture
     def endpoint(self, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -70,8 +68,6 @@ class TransportConformance:
 
     @contextmanager
     def spawned(self, target: Callable[..., None], *arguments: Any) -> Iterator[multiprocessing.process.BaseProcess]:
-        if not self.processes:
-            pytest.skip("both ends are in one process")
         process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
         process.start()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class _InFlight:
     prefilling: bool = True
 
 
-class Peer:
+class Peer(ABC):
     """Bookkeeping that all peers share; `choose` is the peer.
 
     :param probe: the true cache, for peers that read KV events.
@@ -52,9 +53,9 @@ class Peer:
         self._attempts = 0
         self._new: list[Turn] = []
 
+    @abstractmethod
     def candidates(self, turn: Turn) -> Sequence[ReplicaId]:
         """Return the replicas that the peer may choose: several where it decides by chance or by map order."""
-        raise NotImplementedError
 
     def chosen(self, turn: Turn, replica: ReplicaId) -> None:
         """Remember a decision."""
