@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ class _InFlight:
     prefilling: bool = True
 
 
-class Peer(ABC):
+class Peer:
     """Bookkeeping that all peers share; `choose` is the peer.
 
     :param probe: the true cache, for peers that read KV events.
@@ -53,9 +52,9 @@ class Peer(ABC):
         self._attempts = 0
         self._new: list[Turn] = []
 
-    @abstractmethod
     def candidates(self, turn: Turn) -> Sequence[ReplicaId]:
         """Return the replicas that the peer may choose: several where it decides by chance or by map order."""
+        raise NotImplementedError
 
     def chosen(self, turn: Turn, replica: ReplicaId) -> None:
         """Remember a decision."""
