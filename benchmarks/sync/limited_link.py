@@ -21,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+
+from slipstream.core.weights import TensorEngine
 
 TRAINER, ENGINE = "slipstream-trainer", "slipstream-engine"
 ADDRESS, PORT, RELAY_PORT = "10.213.7.1", 47011, 47012
@@ -35,32 +35,9 @@ TENSORS = 8
 SYNCS = 4
 
 
-class FlatEngine:
-    """An engine that holds each checkpoint tensor as it is."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        for name, weight in weights:
-            self.tensors[name].copy_(weight)
-
-    def finish_loading(self) -> None:
-        """Nothing is derived from the weights."""
-
-    def derived(self) -> list[dict[str, object]]:
-        return []
-
-    def live_storages(self) -> dict[int, int]:
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
-
-    def transformed(self) -> list[Tensor]:
-        return []
-
-    def checksums(self) -> dict[str, str]:
-        return {name: str(t.view(torch.int16).sum(dtype=torch.int64).item()) for name, t in self.tensors.items()}
+def flat_engine(shapes: dict[str, tuple[int, ...]]) -> TensorEngine:
+    """An engine that holds each checkpoint tensor as it is, in bf16."""
+    return TensorEngine({name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()})
 
 
 class Masters:
@@ -84,7 +61,7 @@ class Masters:
 def engine_process(elements: int, syncs: int) -> None:
     from slipstream.core.weights import Connections, Subscriber
 
-    engine = FlatEngine({str(i): (elements // TENSORS // 1024, 1024) for i in range(TENSORS)})
+    engine = flat_engine({str(i): (elements // TENSORS // 1024, 1024) for i in range(TENSORS)})
     subscriber = Subscriber(engine, "engine")
     connections = Connections()
     for _ in range(syncs):
@@ -108,7 +85,7 @@ def trainer_process(elements: int, rate: float, level: str) -> None:
         report = publisher.sync(masters.copies.items(), channel, 1)
         rows.append({"seconds": time.perf_counter() - start, "bytes": report.payload_bytes, "level": report.level})
         changed = report.changed_elements / report.total_elements
-    engine = FlatEngine({})
+    engine = flat_engine({})
     engine.tensors = masters.copies
     print(json.dumps({"syncs": rows[1:], "changed": changed, "checksums": engine.checksums()}))
 

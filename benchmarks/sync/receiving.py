@@ -17,7 +17,7 @@ import torch
 from bars import Bar
 from timing import interleaved, read_two
 
-from slipstream.core.weights import Subscriber
+from slipstream.core.weights import Subscriber, TensorEngine
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.held import HeldUnit
 from slipstream.core.weights.messages import Begin, Commit, Layout, Table, Units, decode, encode
@@ -38,10 +38,8 @@ RELIABLE = 100_000
 """Changes from which on a single ratio counts; below, the messages of a sync take longer than its changes."""
 
 
-class FusingEngine:
+class FusingEngine(TensorEngine):
     """Fuses query, key and value, and gate and up, as real engines do; bf16 on the host."""
-
-    device = torch.device("cpu")
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -61,21 +59,6 @@ class FusingEngine:
         for name, weight in weights:
             fused, row = self._where[name]
             self.tensors[fused][row : row + weight.shape[0]].copy_(weight)
-
-    def finish_loading(self) -> None:
-        pass
-
-    def derived(self) -> list[dict[str, object]]:
-        return []
-
-    def live_storages(self) -> dict[int, int]:
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
-
-    def transformed(self) -> list[torch.Tensor]:
-        return []
-
-    def checksums(self) -> dict[str, str]:
-        raise AssertionError("only audits ask for checksums, and this benchmark has none")
 
 
 def _fused(name: str) -> str:

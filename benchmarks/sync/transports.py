@@ -19,7 +19,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from limited_link import TENSORS, FlatEngine, Masters
+from limited_link import TENSORS, Masters, flat_engine
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +31,7 @@ def worker_process(elements: int, told: Connection) -> None:
     """Take part in a sync for every address that comes; answer with CPU seconds and checksums."""
     from slipstream.core.weights import Connections, Subscriber
 
-    engine = FlatEngine({str(i): (elements // TENSORS // 1024, 1024) for i in range(TENSORS)})
+    engine = flat_engine({str(i): (elements // TENSORS // 1024, 1024) for i in range(TENSORS)})
     subscriber, connections = Subscriber(engine, "engine"), Connections()
     while address := told.recv():
         start = time.process_time()
@@ -67,7 +67,7 @@ class Side:
         report = self._publisher.deliver(update, self._end, len(self._workers))
         spent = time.process_time() - start
         told = [worker.recv() for worker in self._workers]
-        engine = FlatEngine({})
+        engine = flat_engine({})
         engine.tensors = masters.copies
         if any(checksums != engine.checksums() for _, checksums in told):
             raise RuntimeError("trainer and engine hold different bits")

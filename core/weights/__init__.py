@@ -11,7 +11,7 @@ Where to look:
 """
 
 from slipstream.core.weights.channel import InProcessHub, PublisherChannel, SubscriberChannel
-from slipstream.core.weights.engine import Engine
+from slipstream.core.weights.engine import Engine, TensorEngine
 from slipstream.core.weights.errors import (
     AuditMismatchError,
     EngineFailedError,
@@ -45,6 +45,7 @@ __all__ = [
     "SyncError",
     "SyncReport",
     "SyncTimeoutError",
+    "TensorEngine",
     "TensorSpec",
     "TrainerShards",
     "Update",

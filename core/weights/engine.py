@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
 import torch
+
+from slipstream.triton_kernels import as_bits
 
 
 class Engine(Protocol):
@@ -33,3 +36,51 @@ class Engine(Protocol):
 
     def checksums(self) -> dict[str, str]:
         """Checksum of the raw bytes of every parameter and buffer, by engine name."""
+
+
+class TensorEngine:
+    """An `Engine` over tensors that nothing is derived from.
+
+    As it is, it holds each checkpoint tensor under its own name; a subclass that fuses or cuts them has a loader of its
+    own.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Hold `tensors` (any shapes and dtypes, on `device`), which are written in place from now on."""
+        self.tensors = tensors
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """Copy each into the tensor of its name.
+
+        Raises:
+            KeyError: there is none.
+            RuntimeError: the shapes differ.
+        """
+        for name, weight in weights:
+            self.tensors[name].copy_(weight)
+        return None
+
+    def finish_loading(self) -> None:
+        """Nothing to do."""
+
+    def derived(self) -> list[MutableMapping[str, Any]]:
+        """Nothing."""
+        return []
+
+    def live_storages(self) -> dict[int, int]:
+        """Data pointer to bytes."""
+        storages = (tensor.untyped_storage() for tensor in self.tensors.values())
+        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+    def transformed(self) -> list[torch.Tensor]:
+        """None."""
+        return []
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of the raw bytes of each, in row-major order."""
+        return {
+            name: hashlib.sha256(as_bits(tensor.contiguous()).cpu().numpy().tobytes()).hexdigest()
+            for name, tensor in self.tensors.items()
+        }

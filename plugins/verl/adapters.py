@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from slipstream.core.weights import Subscriber
-from slipstream.triton_kernels import as_bits
+from slipstream.core.weights import Subscriber, TensorEngine
 from verl.utils.vllm import TensorLoRARequest
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 
@@ -23,51 +21,18 @@ class Adapter(NamedTuple):
     """Name and shape of every tensor."""
 
 
-class AdapterEngine:
-    """`slipstream.core.weights.engine.Engine` over the tensors of one adapter, in host memory.
+class InstalledAdapter:
+    """The adapter that a worker generates with.
 
     vLLM copies an adapter into its own slots, padded and stacked, when it is added; what a delta needs as its base is
-    kept here. It outlives every kind of sleep.
+    kept here, in host memory. It outlives every kind of sleep.
     """
-
-    device = torch.device("cpu")
-
-    def __init__(self, shapes: Iterable[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> None:
-        self.tensors = {name: torch.zeros(tuple(shape), dtype=dtype) for name, shape in shapes}
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy; every tensor is written in place."""
-        for name, weight in weights:
-            self.tensors[name].copy_(weight)
-
-    def finish_loading(self) -> None:
-        """Nothing is derived from them here."""
-
-    def derived(self) -> list[MutableMapping[str, Any]]:
-        """Nothing."""
-        return []
-
-    def live_storages(self) -> dict[int, int]:
-        """Data pointer to bytes."""
-        storages = (tensor.untyped_storage() for tensor in self.tensors.values())
-        return {storage.data_ptr(): storage.nbytes() for storage in storages}
-
-    def transformed(self) -> list[torch.Tensor]:
-        """None."""
-        return []
-
-    def checksums(self) -> dict[str, str]:
-        """SHA-256 of the raw bytes."""
-        return {n: hashlib.sha256(as_bits(t).numpy().tobytes()).hexdigest() for n, t in self.tensors.items()}
-
-
-class InstalledAdapter:
-    """The adapter that a worker generates with."""
 
     def __init__(self, worker: Any, name: str, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
         _let_verl_find_the_mapper()
         self._worker, self._shapes = worker, tuple(shapes)
-        self._engine = AdapterEngine(shapes, worker.model_runner.vllm_config.lora_config.lora_dtype)
+        dtype = worker.model_runner.vllm_config.lora_config.lora_dtype
+        self._engine = TensorEngine({name: torch.zeros(tuple(shape), dtype=dtype) for name, shape in shapes})
         self.subscriber = Subscriber(self._engine, f"{name} adapter")
 
     def holds(self, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> bool:

@@ -187,9 +187,9 @@ def follow(
                 {name: torch.float32 if name.endswith(ROUTER) else torch.bfloat16 for name in gathered},
             )
             subscribe = subscriber(inference)
-        with publisher.shared(f"ipc://{folder}/rank{rank}") as (channel, endpoints):
-            call = calling(subscribe if rank == 0 else None, endpoints)
-            metrics = asyncio.run(publisher.publish((), channel, 1, call, step, all_ranks, log=rank == 0))
+        channel, addresses = publisher.shared(f"ipc://{folder}/rank{rank}", same_host=True)
+        call = calling(subscribe if rank == 0 else None, addresses)
+        metrics = asyncio.run(publisher.publish((), channel, 1, call, step, all_ranks, log=rank == 0))
         if rank == 0:
             wanted = {name: bits(t.to(inference.tensors[name].dtype)) for name, t in gathered.items()}
             have = {name: bits(t) for name, t in inference.tensors.items()}
@@ -204,27 +204,22 @@ def follow(
         (folder / "facts.json").write_text(json.dumps(facts))
 
 
-def calling(subscribe: Callable[[list[str]], None] | None, endpoints: list[str]) -> Callable[[], Any]:
+def calling(subscribe: Callable[[list[str]], None] | None, addresses: list[str]) -> Callable[[], Any]:
     async def call() -> None:
         if subscribe is not None:
-            await asyncio.to_thread(subscribe, endpoints)
+            await asyncio.to_thread(subscribe, addresses)
 
     return call
 
 
 def subscriber(engine: PlainEngine) -> Callable[[list[str]], None]:
-    from slipstream.core.hooks import plugins
-    from slipstream.core.weights import Subscriber
+    from slipstream.core.weights import Connections, Subscriber
 
-    held = Subscriber(engine, "engine")
+    held, connections = Subscriber(engine, "engine"), Connections()
 
-    def sync(endpoints: list[str]) -> None:
-        channels = [plugins().transport("zeromq").open("subscriber", endpoint, 60.0) for endpoint in endpoints]
-        try:
+    def sync(addresses: list[str]) -> None:
+        with connections.joined(addresses, 60.0) as channels:
             held.sync(channels, 60.0)
-        finally:
-            for channel in channels:
-                channel.close()
 
     return sync
 

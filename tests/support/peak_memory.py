@@ -19,40 +19,15 @@ from pathlib import Path
 import torch
 
 from slipstream.core.hooks import plugins
-from slipstream.core.weights import Publisher, PublisherSettings, Subscriber
+from slipstream.core.weights import Publisher, PublisherSettings, Subscriber, TensorEngine
 
 MATRIX = 1 << 22
 TIMEOUT = 120.0
 
 
-class Engine:
-    """Holds matrices as they are."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, count: int) -> None:
-        self.tensors = {f"{i}": torch.zeros(2048, MATRIX // 2048, dtype=torch.bfloat16) for i in range(count)}
-        for tensor in self.tensors.values():
-            tensor.fill_(0.5)  # resident from the start
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        for name, weight in weights:
-            self.tensors[name].copy_(weight)
-
-    def finish_loading(self) -> None:
-        pass
-
-    def derived(self) -> list[dict[str, object]]:
-        return []
-
-    def live_storages(self) -> dict[int, int]:
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
-
-    def transformed(self) -> list[torch.Tensor]:
-        return []
-
-    def checksums(self) -> dict[str, str]:
-        raise NotImplementedError("no audit here")
+def _engine(count: int) -> TensorEngine:
+    """Holds matrices as they are, resident from the start."""
+    return TensorEngine({f"{i}": torch.full((2048, MATRIX // 2048), 0.5, dtype=torch.bfloat16) for i in range(count)})
 
 
 def _status(key: str) -> int:
@@ -76,7 +51,7 @@ def worker(pipe: Connection, endpoint: str) -> None:
     while (count := pipe.recv()) is not None:
         if count not in subscribers:
             subscribers.clear()
-            subscribers[count] = Subscriber(Engine(count), "worker")
+            subscribers[count] = Subscriber(_engine(count), "worker")
         channel = plugins().transport("zeromq").open("subscriber", endpoint, TIMEOUT)
         pipe.send(peak(partial(subscribers[count].sync, [channel], TIMEOUT)))
         channel.close()

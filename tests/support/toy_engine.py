@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.weights import InProcessHub, Publisher, PublisherSettings, Subscriber, SyncReport
+from slipstream.core.weights import InProcessHub, Publisher, PublisherSettings, Subscriber, SyncReport, TensorEngine
 
 HIDDEN, HEADS, VOCAB, PADDED = 24, 8, 50, 64
 
@@ -39,10 +38,8 @@ def checkpoint(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, T
     }
 
 
-class ToyEngine:
+class ToyEngine(TensorEngine):
     """One tensor-parallel rank of `size`; stores bf16 (router fp32) whatever the trainer sends."""
-
-    device = torch.device("cpu")
 
     def __init__(self, rank: int = 0, size: int = 1, dtype: torch.dtype = torch.bfloat16) -> None:
         self.rank, self.size = rank, size
@@ -114,24 +111,6 @@ class ToyEngine:
 
     def _load_lm_head(self, weight: Tensor) -> None:
         """Tied to the embedding: ignored, as vLLM does."""
-
-    def finish_loading(self) -> None:
-        pass
-
-    def derived(self) -> list[dict[str, Any]]:
-        return []
-
-    def live_storages(self) -> dict[int, int]:
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors.values()}
-
-    def transformed(self) -> list[Tensor]:
-        return []
-
-    def checksums(self) -> dict[str, str]:
-        return {
-            name: hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-            for name, tensor in self.tensors.items()
-        }
 
     def densely_loaded(self, weights: dict[str, Tensor]) -> dict[str, str]:
         """Checksums of a fresh engine of the same rank after a plain load of `weights`."""

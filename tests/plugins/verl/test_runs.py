@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from named_tensors import NamedTensors
 
+from slipstream.core.weights import TensorEngine
 from slipstream.core.weights.chain import ChainReader
 from slipstream.core.weights.chain.store import ChainStore
 from slipstream.plugins.verl.demo import task
@@ -110,7 +110,7 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train, tmp_path):
     assert head is not None
     assert head.version >= STEPS, "the last one may still have been under way when Ray ended the trainer"
     specs = ChainStore(str(chain)).table(head.table).specs
-    engine = NamedTensors({spec.name: torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in specs})
+    engine = TensorEngine({spec.name: torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in specs})
     assert ChainReader(str(chain), engine).update() == head.version, "each step ends with equal fingerprints"
     assert all(tensor.any() for tensor in engine.tensors.values() if tensor.dim() > 1)
 
