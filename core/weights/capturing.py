@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.core.weights.channel import PublisherChannel
@@ -21,7 +22,7 @@ def capturing(channel: PublisherChannel, folder: Path) -> Capturing:
     return Capturing(channel, folder)
 
 
-class Capturing:
+class Capturing(PublisherChannel):
     """See `capturing`."""
 
     def __init__(self, channel: PublisherChannel, folder: Path) -> None:
@@ -38,6 +39,11 @@ class Capturing:
     def send(self, peer: bytes, data: bytes) -> None:
         self._note(peer, data)
         self._channel.send(peer, data)
+
+    def send_all(self, peers: Sequence[bytes], frame: bytes) -> None:
+        for peer in peers:
+            self._note(peer, frame)
+        self._channel.send_all(peers, frame)
 
     def receive(self, timeout: float) -> tuple[bytes, bytes]:
         return self._channel.receive(timeout)

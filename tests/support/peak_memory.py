@@ -25,7 +25,7 @@ MATRIX = 1 << 22
 TIMEOUT = 120.0
 
 
-def _engine(count: int) -> TensorEngine:
+def engine(count: int) -> TensorEngine:
     """Holds matrices as they are, resident from the start."""
     return TensorEngine({f"{i}": torch.full((2048, MATRIX // 2048), 0.5, dtype=torch.bfloat16) for i in range(count)})
 
@@ -51,7 +51,7 @@ def worker(pipe: Connection, endpoint: str) -> None:
     while (count := pipe.recv()) is not None:
         if count not in subscribers:
             subscribers.clear()
-            subscribers[count] = Subscriber(_engine(count), "worker")
+            subscribers[count] = Subscriber(engine(count), "worker")
         channel = plugins().transport("zeromq").open("subscriber", endpoint, TIMEOUT)
         pipe.send(peak(partial(subscribers[count].sync, [channel], TIMEOUT)))
         channel.close()

@@ -71,7 +71,7 @@ def test_an_update_beyond_the_budget_leaves_nothing_to_build_on():
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_catching_up_costs_the_changes_and_not_the_model(share, behind, level):
     """1 % changed a sync: three missed ones and the present one take less than a tenth of a seed."""
-    engines = [peak_memory.Engine(1), peak_memory.Engine(1)]
+    engines = [peak_memory.engine(1), peak_memory.engine(1)]
     for rank, engine in enumerate(engines):
         engine.rank = rank
     pair = Pair(engines, level=level, history_share=share)
