@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from toy_engine import ToyEngine, checkpoint
-from transport_peers import Trainer, read_frames, serve_frames, trained
+from transport_peers import Trainer, drop_both_ends, read_frames, serve_frames, trained
 
 from slipstream.core.weights import EngineFailedError, SyncError, SyncTimeoutError
 from slipstream.core.weights.transports import Connections, PublisherEndpoint, bind
@@ -229,6 +229,11 @@ class TransportConformance:
             for number in range(5):
                 assert channels[0].receive(LONG_WAIT) == frame_of(number, 1 << 20)
         connections.close()
+
+    def test_ends_that_nobody_closes_do_not_hang_the_process(self, endpoint):
+        with self.spawned(drop_both_ends, self.name, endpoint) as process:
+            process.join(60)
+            assert process.exitcode == 0
 
     def address(self, endpoint: str, sync: str) -> str:
         from slipstream.core.weights.transports import Address

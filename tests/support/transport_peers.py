@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,6 +49,23 @@ def serve_frames(transport: str, endpoint: str, sync: str) -> None:
     while True:
         end.send_all([peer], frame_of(number, 1 << 20))
         number += 1
+
+
+def drop_both_ends(transport: str, endpoint: str) -> None:
+    """Leave a pair of connected ends to the garbage collector, as an engine in the trainer's own process may."""
+    if transport == "ray":
+        import ray
+
+        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+    for number in range(5):
+        end, connections = bind(transport, f"{endpoint}{number}", True, 120.0), Connections()
+        with connections.joined([end.invite()], 120.0) as channels:
+            channels[0].send(b"here")
+            end.receive(120.0)
+        cycle: list[Any] = [end, connections, channels]
+        cycle.append(cycle)
+        del end, connections, channels, cycle
+        gc.collect()
 
 
 class Trainer:

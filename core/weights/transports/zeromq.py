@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Literal
@@ -15,6 +16,8 @@ from slipstream.core.weights.errors import SyncTimeoutError
 from slipstream.core.weights.transports.address import Address
 
 _POLL_SECONDS = 0.2
+_LINGER_MILLISECONDS = 2000
+"""Lets the last Abort or Commit leave; a dead peer cannot hold an end longer."""
 _QUEUED_FRAMES = 4
 """Frames in flight a peer; more only moves memory from the sender to the socket."""
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
@@ -41,9 +44,7 @@ class ZmqPublisherChannel:
     """Binds `endpoint`. With `tcp://host:*` the port is chosen by the system; read it from `endpoint` afterwards."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket, self._end = _open_socket(self, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer is an error, not a dropped message
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again, before its old socket is missed
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
@@ -52,7 +53,7 @@ class ZmqPublisherChannel:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
-            self._context.destroy(linger=0)
+            _end_socket(self._end, linger=0)
             raise
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._timeout = timeout
@@ -108,17 +109,14 @@ class ZmqPublisherChannel:
         self._error = error
 
     def close(self) -> None:
-        # A short linger lets the last Abort or Commit leave; a dead peer cannot hold it longer.
-        self._context.destroy(linger=2000)
+        _end_socket(self._end)
 
 
 class ZmqSubscriberChannel:
     """Connects to the publisher's endpoint, and again when a publisher there has been replaced."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket, self._end = _open_socket(self, zmq.DEALER)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUED_FRAMES)
         _set_up(self._socket)
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
@@ -145,7 +143,31 @@ class ZmqSubscriberChannel:
         raise SyncTimeoutError(f"the trainer said nothing on {self._endpoint} for {timeout:g} s")
 
     def close(self) -> None:
-        self._context.destroy(linger=2000)
+        _end_socket(self._end)
+
+
+def _open_socket(owner: object, kind: int) -> tuple[zmq.Socket[bytes], weakref.finalize[..., object]]:
+    """A socket in a context of its own, both ended by `_end_socket`, or with `owner`.
+
+    A context that is collected as garbage together with its socket waits for ever for that to be closed: the collector
+    has cleared the context's weak references to it by then. The finalizer keeps both from being garbage.
+    """
+    context = zmq.Context()
+    socket = context.socket(kind)
+    end = weakref.finalize(owner, _destroy, context, socket, 0)
+    end.atexit = False
+    return socket, end
+
+
+def _end_socket(end: weakref.finalize[..., object], linger: int = _LINGER_MILLISECONDS) -> None:
+    if (kept := end.detach()) is not None:
+        context, socket, _ = kept[2]
+        _destroy(context, socket, linger)
+
+
+def _destroy(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], linger: int) -> None:
+    socket.close(linger=linger)
+    context.destroy(linger=linger)
 
 
 def _set_up(socket: zmq.Socket[bytes]) -> None:
