@@ -58,6 +58,27 @@ class LiveRouter:
         self._schedule()
         return accepted
 
+    def cancel(self, request_id: RequestId) -> None:
+        """Give a turn up, wherever it is; who waits for it is cancelled."""
+        self._dispatched.pop(request_id, None)
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is not None:
+            waiter.cancel()
+        self.policy.cancel(request_id, self._clock())
+        self._schedule()
+
+    def fail(self, error: Exception) -> None:
+        """Raise in everybody who waits: there is no replica to wait for."""
+        for request_id, waiter in list(self._waiters.items()):
+            del self._waiters[request_id]
+            self.policy.cancel(request_id, self._clock())
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def weights_changed(self, version: int) -> None:
+        """Pass on that new weights are in place."""
+        self.policy.weights_changed(version, self._clock())
+
     def progress(self, request_id: RequestId, output_tokens: int) -> None:
         """Pass on how far the current attempt is."""
         self.policy.progress(request_id, output_tokens, self._clock())

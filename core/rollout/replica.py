@@ -48,6 +48,10 @@ class Live:
     resident: bool = False
     """Whether the replica should still have its context in the cache."""
 
+    cold: bool = False
+    """Whether it was moved, or weights changed, since its last answer: what a cache finds then says nothing about its
+    capacity."""
+
     target: ReplicaId | None = None
     """Where it goes once its abort is answered."""
 

@@ -129,6 +129,8 @@ class Abort:
     request_id: RequestId
     replica: ReplicaId
     attempt: int
+    taken: bool = False
+    """Whether the attempt no longer counts: the request is bound elsewhere or given up, so its answer need not come."""
 
 
 Action: TypeAlias = Dispatch | Abort

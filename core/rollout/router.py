@@ -125,13 +125,13 @@ class CacheAwareRouter:
     def _evacuate(self, state: ReplicaState) -> None:
         for live in list(state.live.values()):
             state.release(live)
-            live.resident = False
+            live.resident, live.cold = False, True
             self._live[live.trajectory] = (live, None)
             if live.turn is None:
                 continue
             record = self._requests.pop(live.turn.request_id, None)
             if record is not None:
-                self._aborts.append(Abort(live.turn.request_id, state.name, record.attempt))
+                self._aborts.append(Abort(live.turn.request_id, state.name, record.attempt, taken=True))
                 live.dispatched, live.target, live.decoded = False, None, 0
                 self.counts.evacuated += 1
                 self._parking.push(live, None)
@@ -149,7 +149,7 @@ class CacheAwareRouter:
         """New weights: with `settings.weights` ``reset``, no context is cached anywhere any more."""
         if self.settings.weights == "reset":
             for live, _ in self._live.values():
-                live.resident = False
+                live.resident, live.cold = False, True
 
     def _hear(self, state: ReplicaState, now: float) -> None:
         state.heard, state.stalled = now, False
@@ -220,16 +220,23 @@ class CacheAwareRouter:
         if result.aborted and not result.ended:
             self._returned.append(live)
             return True
-        if live.resident and live.turns and result.cached_tokens is not None:
+        if live.resident and not live.cold and live.turns and result.cached_tokens is not None:
             state.kv.returned(live.turn.tokens - live.newest_input, result.cached_tokens)
         live.produced += live.stitched
         live.turns += 1
         live.stitched = live.moves_this_turn = 0
-        live.turn, live.target, live.resident = None, None, True
+        live.turn, live.target, live.resident, live.cold = None, None, True, False
         self._unanswered.remove(request_id)
         if result.ended:
             self.end_trajectory(live.trajectory, now)
         return True
+
+    def salvaged(self, trajectory: TrajectoryId, request_id: RequestId, output_tokens: int) -> None:
+        """Take the tokens of an attempt whose answer was refused: they are part of the request's next prompt."""
+        live, home = self._live.get(trajectory, (None, None))
+        if live is not None and live.turn is not None and live.turn.request_id == request_id:
+            live.stitched += output_tokens
+            self._footprints.refresh(live, home, live.own + output_tokens)
 
     def cancel(self, request_id: RequestId, now: float) -> None:
         """Forget a request that its client gave up; its trajectory stays live until it ends."""
@@ -239,7 +246,7 @@ class CacheAwareRouter:
         record = self._requests.pop(request_id, None)
         if record is not None:
             self.replicas[record.replica].in_flight -= 1
-            self._aborts.append(Abort(request_id, record.replica, record.attempt))
+            self._aborts.append(Abort(request_id, record.replica, record.attempt, taken=True))
             live = record.live
             live.produced += live.stitched
             live.turn, live.dispatched, live.decoded, live.stitched, live.target = None, False, 0, 0, None
@@ -407,7 +414,7 @@ class CacheAwareRouter:
     def _move(self, live: Live, home: ReplicaState | None, target: ReplicaState) -> None:
         if home is not None:
             home.release(live)
-        live.resident = False
+        live.resident, live.cold = False, True
         target.bind(live)
         self._live[live.trajectory] = (live, target)
 

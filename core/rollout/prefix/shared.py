@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slipstream.core.rollout.prefix.blocks import block_keys
 from slipstream.core.rollout.requests import GroupId, Segment, TrajectoryId
@@ -26,9 +26,15 @@ class SharedPrefixes:
 
         The first trajectory that brings a prefix counts it as its own: nobody shares it yet.
         """
+        return self.split_keys(trajectory, group, block_keys(token_ids, self.block_tokens), len(token_ids))
+
+    def split_keys(
+        self, trajectory: TrajectoryId, group: GroupId, keys: Iterable[int], tokens: int
+    ) -> tuple[Segment, ...]:
+        """`split` for a prompt of which only the keys of its first blocks, and the length, are at hand."""
         run_end = group_end = 0
         run_key = group_key = 0
-        for index, key in enumerate(block_keys(token_ids, self.block_tokens), 1):
+        for index, key in enumerate(keys, 1):
             owner = self._owners.get(key)
             if owner is None:
                 self._owners[key] = (group, trajectory)
@@ -49,4 +55,4 @@ class SharedPrefixes:
         if group_end > run_end:
             segments.append(Segment(("group", group_key), (group_end - run_end) * self.block_tokens))
         used = sum(segment.tokens for segment in segments)
-        return (*segments, Segment(("own", trajectory), len(token_ids) - used))
+        return (*segments, Segment(("own", trajectory), tokens - used))
