@@ -35,11 +35,17 @@ def install(module: ModuleType) -> None:
 _DRIVER_SEAMS = {"validate_config": "verl.utils.config", "get_ppo_ray_runtime_env": "verl.trainer.constants_ppo"}
 
 
+def enabled(slipstream: SlipstreamConfig) -> set[str]:
+    """Return the features that are switched on, by their names in the seam table."""
+    modes = {"weight_sync": slipstream.weight_sync.mode, "router": slipstream.router.mode}
+    return {feature for feature, mode in modes.items() if mode != "native"}
+
+
 def _check_seams(slipstream: SlipstreamConfig) -> None:
     """Raise where verl no longer has a function that hands the node over: nothing would be switched on, silently."""
-    if slipstream.weight_sync.mode != "native":
+    if features := enabled(slipstream):
         modules = set(_DRIVER_SEAMS.values())
-        require(seam_table(), {"weight_sync"}, modules, strict=slipstream.weight_sync.strict_seams)
+        require(seam_table(), features, modules, strict=slipstream.weight_sync.strict_seams)
 
 
 def _validating(validate_config: Any) -> Any:
@@ -98,16 +104,16 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
         )
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
-    if backend != BACKEND and "mode" not in (config.slipstream.get("weight_sync") or {}):
+    chosen = [config.slipstream.get(part) or {} for part in ("weight_sync", "router")]
+    if backend != BACKEND and not any("mode" in part for part in chosen):
         raise ConfigError(
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
+    if slipstream.events is not None:
+        check_path(slipstream.events)
     if slipstream.router.mode != "native":
-        raise ConfigError(
-            f"slipstream.router.mode={slipstream.router.mode}: expected native, this version has no load balancer for "
-            "verl yet; leave out slipstream/router (slipstream replay shows what the router would do)"
-        )
+        _check_router(rollout, slipstream.router.mode)
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(
@@ -147,8 +153,24 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
     _check_adapters(config)
-    if slipstream.events is not None:
-        check_path(slipstream.events)
+
+
+def _check_router(rollout: Any, mode: str) -> None:
+    start, off = f"slipstream.router.mode={mode} needs actor_rollout_ref.rollout.", "or add slipstream/router=native"
+    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
+        raise ConfigError(f"{start}name=vllm in this version, got {rollout.name}; choose vllm {off}")
+    if rollout.get("data_parallel_size", 1) != 1:  # an engine with several caches places requests by itself
+        raise ConfigError(
+            f"{start}data_parallel_size=1, got {rollout.data_parallel_size}; use more replicas instead {off}"
+        )
+    if (rollout.get("disaggregation") or {}).get("enabled", False):
+        raise ConfigError(f"{start}disaggregation.enabled=false in this version; set it {off}")
+    if rollout.get("full_determinism", False):  # requests have one name then, and may not choose their replica
+        raise ConfigError(f"{start}full_determinism=false, got true; set it {off}")
+    if rollout.get("router_config_path") is not None:
+        raise ConfigError(
+            f"{start}router_config_path=null, got {rollout.router_config_path}; there is one router, remove it {off}"
+        )
 
 
 def _check_adapters(config: Any) -> None:

@@ -8,6 +8,7 @@ import ray
 
 from slipstream.core.weights import EngineFailedError
 from slipstream.plugins.verl.adapters import Adapter
+from slipstream.plugins.verl.routing.server import RoutedServer
 from slipstream.plugins.vllm.worker_extension import failures
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
@@ -50,3 +51,15 @@ class SlipstreamReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(SlipstreamHttpServer)
+
+
+class RoutedSlipstreamHttpServer(RoutedServer, SlipstreamHttpServer):
+    """With the router as well."""
+
+
+class RoutedSlipstreamReplica(SlipstreamReplica):
+    """With the router as well."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(RoutedSlipstreamHttpServer)

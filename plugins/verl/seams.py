@@ -6,11 +6,17 @@ from slipstream.core.seams import Seam, SeamTable
 
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
+_CLIENT = "verl.workers.rollout.llm_server"
+_LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
 _ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
 
 
 def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
+
+
+def _route(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "router", signature, note)
 
 
 def seam_table() -> SeamTable:
@@ -64,5 +70,58 @@ def seam_table() -> SeamTable:
                 "not called where shards are sent",
             ),
             _sync("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
+            _route("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _route("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _route("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _route(
+                "verl.workers.rollout.router:get_router_handle",
+                "(servers, router_config_path, full_determinism, load_balancer_cls)",
+                "starts our balancer",
+            ),
+            *(
+                _route(f"verl.workers.rollout.router:RequestLoadBalancer.{name}", signature, "our balancer has it")
+                for name, signature in (
+                    ("acquire_server", "(request_id, **extra)"),
+                    ("require_acquire_fields", "()"),
+                    ("require_release_fields", "()"),
+                    ("release_server", "(server_id, request_id)"),
+                    ("add_servers", "(servers)"),
+                    ("remove_servers", "(server_ids)"),
+                    ("get_all_servers", "()"),
+                    ("get_status", "()"),
+                    ("clear_sticky_cache", "()"),
+                    ("get_total_inflight", "()"),
+                )
+            ),
+            _route(
+                f"{_CLIENT}:LLMServerManager.__init__",
+                "(config, worker_group, rollout_resource_pool, start_rank, load_balancer_cls)",
+                "names our balancer",
+            ),
+            _route(f"{_CLIENT}:LLMServerManager.get_client", "(client_cls, **kwargs)", "our client"),
+            _route(
+                f"{_CLIENT}:LLMServerClient.generate",
+                "(request_id, prompt_ids, sampling_params, image_data, video_data, audio_data, mm_processor_kwargs, "
+                "**kwargs)",
+                "one attempt",
+            ),
+            _route(f"{_CLIENT}:LLMServerClient._acquire_server", "(request_id, **extra)", "the router's place"),
+            _route(f"{_CLIENT}:LLMServerClient._release_server", "(server_id, request_id)", "the router is told more"),
+            _route(f"{_CLIENT}:LLMServerClient._vllm_request_id", "(request_id)", "the id an attempt is aborted by"),
+            _route(f"{_CLIENT}:FullyAsyncLLMServerClient", None, "our client stands in for it"),
+            _route(
+                f"{_LOOP}._run_agent_loop", "(sampling_params, trajectory, agent_name, trace, **kwargs)", "a sample"
+            ),
+            _route(f"{_LOOP}._agent_loop_postprocess", "(output, validate, **kwargs)", "ends a trajectory"),
+            _route(f"{_SERVER}:vLLMReplica", None, "our replica derives from it"),
+            _route(f"{_SERVER}:vLLMHttpServer.run_server", "(args)", "watches the engine"),
+            _route(f"{_SERVER}:vLLMHttpServer._park_until_admitted", "(request_id)", "aborts before the engine"),
+            _route(
+                f"{_SERVER}:vLLMHttpServer.generate",
+                "(prompt_ids, sampling_params, request_id, image_data, video_data, audio_data, mm_processor_kwargs, "
+                "priority, kv_transfer_params)",
+                "priority, and the id an attempt is aborted by",
+            ),
+            _route("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
         ),
     )

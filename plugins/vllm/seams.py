@@ -9,6 +9,10 @@ def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
 
 
+def _route(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "router", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for vLLM."""
     return SeamTable(
@@ -46,5 +50,15 @@ def seam_table() -> SeamTable:
                 "CPU only: replaced, so that experts stay in place",
             ),
             _sync("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", None, "mixes our extension in"),
+            _route("vllm.v1.engine.async_llm:AsyncLLM.abort", "(request_id, internal)", "stops one request"),
+            _route("vllm.v1.engine.async_llm:AsyncLLM.errored", None, "whether the engine has died"),
+            _route(
+                "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+                "(engine_core_outputs, engine_core_timestamp, iteration_stats)",
+                "watched: steps and progress",
+            ),
+            _route(
+                "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens", "()", "progress of a request"
+            ),
         ),
     )
