@@ -51,6 +51,7 @@ def seam_table() -> SeamTable:
             ),
             _sync("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", None, "mixes our extension in"),
             _route("vllm.v1.engine.async_llm:AsyncLLM.abort", "(request_id, internal)", "stops one request"),
+            _route("vllm.v1.engine.async_llm:AsyncLLM.is_sleeping", "()", "whether the engine answers"),
             _route("vllm.v1.engine.async_llm:AsyncLLM.errored", None, "whether the engine has died"),
             _route(
                 "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",

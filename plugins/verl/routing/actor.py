@@ -208,7 +208,8 @@ class RouterActor:
     async def take_metrics(self) -> dict[str, float]:
         """Return what happened since the last call; verl asks between two steps, when weights are new."""
         servers = dict(self._servers)
-        reports = await asyncio.gather(*map(_report_of, servers.values()), return_exceptions=True)
+        asked = (asyncio.wait_for(_report_of(server), ABORT_SECONDS) for server in servers.values())
+        reports = await asyncio.gather(*asked, return_exceptions=True)
         for name, report in zip(servers, reports, strict=True):
             if isinstance(report, EngineReport):
                 self._hear(name, report)
@@ -270,7 +271,7 @@ class RouterActor:
         return [*self._servers, *self._joining]
 
     async def get_status(self) -> dict[str, Any]:
-        """See verl's protocol; `waiting` requests have no server yet."""
+        """See verl's protocol. Beyond it: `waiting` requests have no server yet, `trajectories` have not ended."""
         loads = self._loads()
         return {
             "servers": loads,
@@ -278,6 +279,7 @@ class RouterActor:
             "active_servers": len(loads),
             "registered_handles": list(self._servers),
             "waiting": self._policy.waiting,
+            "trajectories": len(self._trajectories),
         }
 
     async def clear_sticky_cache(self) -> dict[str, Any]:

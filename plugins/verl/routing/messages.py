@@ -73,7 +73,7 @@ class EngineReport:
     """Output tokens of each request so far, by engine id."""
 
     active: bool
-    """Whether it produced anything since the last report, or has nothing to do, or stands still on purpose."""
+    """Whether the engine produced anything since the last report, or answers, or stands still on purpose."""
 
     version: int | None
     """Of the weights (verl's global step)."""

@@ -40,7 +40,10 @@ class RoutedServer:
         if paused:
             self._meter.pause()
         progress = self._meter.progress()
-        active = self._meter.take_activity() or paused or not progress
+        active = self._meter.take_activity() or paused
+        if not active and not progress:
+            await engine.is_sleeping()  # a question to the engine itself: one that hangs is not idle
+            active = True
         version: int | None = self.global_steps  # type: ignore[attr-defined]
         return EngineReport(self._meter.limits, self._meter.take_load(), progress, active, version)
 

@@ -116,7 +116,7 @@ def test_the_native_group_spells_out_the_defaults_of_the_schema():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\tsync"),
+        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\trollout\n\tsync"),
         (["+slipstream=sync", "slipstream/weight_sync=nope"], "delta\n\tdense\n\tnative"),
         (["+slipstream=sync", "+slipstream/weight_sync=dense"], "Multiple values for slipstream/weight_sync"),
         (["+slipstream=sync", "slipstream.weight_sync.mod=delta"], "mod"),
