@@ -107,6 +107,9 @@ class RouterConfig:
     stall_seconds: float = field(default=600.0, metadata=above(0))
     """A replica with requests that was not heard of for so long is treated as lost until it is heard again."""
 
+    move_seconds: float = field(default=2.0, metadata=at_least(0))
+    """Time between looks for a request that should go on elsewhere; 0 keeps every trajectory where it is."""
+
     seed: int = field(default=0, metadata=at_least(0))
     """Of the tie breaks."""
 

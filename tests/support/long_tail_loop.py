@@ -1,21 +1,25 @@
 """The agent loop of `long_tail`: a shared system prompt, several turns, and lengths with a long tail.
 
 Lengths, turns and the bytes that set the samples of a prompt apart follow from the sample alone, and every token is the
-likeliest one, so two runs agree token for token wherever their requests went.
+likeliest one, so two runs agree token for token wherever their requests went. Writes a line for each sample to the file
+named by LONG_TAIL_RECORD with `.samples` behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
 from typing import Any
 from uuid import uuid4
 
-from slipstream.plugins.verl.cpu.agent_loop import sample_seed
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from slipstream.plugins.verl.cpu.agent_loop import sample_seed
+
 SYSTEM = "Digits in order, please. " * 10
-TURNS = (1, 2, 2, 3)
+TURNS = (2, 3, 3, 4)
 SHORT, LONG = (24, 64), (400, 500)
 LONG_SHARE = 1 / 8
 TOOL_SECONDS = 0.2
@@ -45,6 +49,9 @@ class LongTailLoop(AgentLoopBase):
                 observation = self._text(chance, 16)
                 ids, mask, logprobs = [*ids, *observation], mask + [0] * 16, logprobs + [0.0] * 16
                 await asyncio.sleep(TOOL_SECONDS)
+        sample = {name: int(kwargs[name]) for name in ("global_steps", "index", "session_id")}
+        with open(os.environ["LONG_TAIL_RECORD"] + ".samples", "a") as stream:
+            stream.write(json.dumps({**sample, "ids": ids, "prompt": len(prompt_ids)}) + "\n")
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=ids[len(prompt_ids) :],

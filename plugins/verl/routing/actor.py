@@ -78,7 +78,12 @@ class RouterActor:
         settings = node.router if node is not None else RouterConfig(mode="cache_aware")
         factory = plugins().routing_policy(settings.mode).factory
         self._policy: CacheAwareRouter = factory(
-            RouterSettings(weights=settings.weights, stall_seconds=settings.stall_seconds, seed=settings.seed)
+            RouterSettings(
+                weights=settings.weights,
+                stall_seconds=settings.stall_seconds,
+                move_seconds=settings.move_seconds,
+                seed=settings.seed,
+            )
         )
         self._live = LiveRouter(self._policy, self._abort)
         self._shared = SharedPrefixes(BLOCK_TOKENS)

@@ -52,6 +52,9 @@ def node(**weight_sync: object) -> str:
     return json.dumps({"weight_sync": weight_sync})
 
 
+ROUTER = json.dumps({"router": {"mode": "cache_aware"}})
+
+
 @pytest.mark.parametrize("env", [{}, {"SLIPSTREAM_NODE": node(mode="native")}], ids=["no override", "native"])
 def test_without_the_override_verl_keeps_its_own_classes(env):
     found = report(**env)
@@ -68,6 +71,49 @@ def test_with_the_node_our_classes_are_in_place():
     assert found["adapter"] == "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
     assert found["engine"] is True
     assert found["consume"] == "metrics.py"
+
+
+def test_the_router_alone_leaves_weight_sync_to_verl():
+    found = report(SLIPSTREAM_NODE=ROUTER)
+    assert found["loader"] == "slipstream.plugins.verl.activation"
+    assert found["adapter"] == "verl.workers.rollout.vllm_rollout.ServerAdapter"
+    assert found["engine"] is False
+    assert found["consume"] == "manager.py"
+
+
+def test_the_router_is_in_the_replica_the_manager_the_client_and_the_agent_loop():
+    code = """
+        import json
+        from types import SimpleNamespace
+        from omegaconf import OmegaConf
+        from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+        from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
+        rollout = {"name": "vllm", "nnodes": 1, "n_gpus_per_node": 1, "disaggregation": {"enabled": False}}
+        rollout["router_config_path"] = None
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
+        manager = LLMServerManager(config)
+        manager.global_load_balancer = None
+        try:
+            LLMServerManager(config, load_balancer_cls=dict)
+        except Exception as error:
+            refused = str(error)
+        bases = manager.rollout_replica_class.__init__.__code__.co_names
+        print(json.dumps({
+            "path": config.actor_rollout_ref.rollout.router_config_path,
+            "clients": [type(manager.get_client()).__name__,
+                        type(manager.get_client(client_cls=FullyAsyncLLMServerClient, only_hybrid=True)).__name__],
+            "loop": AgentLoopWorker._run_agent_loop.__code__.co_filename.rsplit("/", 1)[-1],
+            "server": [name for name in bases if name.endswith("HttpServer")],
+            "refused": refused,
+        }))
+    """
+    settings = json.dumps({"router": {"mode": "cache_aware"}, "weight_sync": {"mode": "delta"}})
+    found = json.loads(run(code, SLIPSTREAM_NODE=settings).stdout.strip().splitlines()[-1])
+    assert found["path"].endswith("routing/router.yaml")
+    assert found["clients"] == ["RoutedClient", "RoutedAsyncClient"]
+    assert found["loop"] == "samples.py"
+    assert found["server"] == ["RoutedSlipstreamHttpServer"]
+    assert "brings a load balancer of its own (dict)" in found["refused"]
 
 
 LOAD_REPLICA = """
@@ -123,6 +169,20 @@ WITHOUT = """
     importlib.import_module(sys.argv[1])
     print("imported")
 """
+
+
+ROUTER_SEAMS = [
+    ("verl.workers.rollout.llm_server", "LLMServerManager.get_client"),
+    ("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._run_agent_loop"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), ROUTER_SEAMS, ids=[name for _, name in ROUTER_SEAMS])
+def test_a_patch_point_of_the_router_that_is_gone_is_named(module, name):
+    result = run(WITHOUT, False, [module, name], SLIPSTREAM_NODE=ROUTER)
+    assert result.returncode != 0
+    for part in ("SeamError", f"{module}:{name}", "0.9.1", "slipstream/router=native"):
+        assert part in result.stderr
 
 
 @pytest.mark.parametrize(("module", "name"), PATCHED, ids=[name for _, name in PATCHED])
@@ -181,6 +241,9 @@ ACCEPTED = {
     "no override": [],
     "sync": ["+slipstream=sync", "slipstream.weight_sync.audit_every=3"],
     "full": ["+slipstream=full"],
+    "rollout": ["+slipstream=rollout", "slipstream.router.move_seconds=0"],
+    "sync and the router": ["+slipstream=sync", "slipstream/router=cache_aware"],
+    "the router alone": ["+slipstream/router=cache_aware"],
     "a transport and a chain": [
         "+slipstream=sync",
         "slipstream.weight_sync.transport=shared_memory",
@@ -207,7 +270,26 @@ REFUSED = {
     ),
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
-    "router": (["+slipstream=sync", "slipstream/router=cache_aware"], "no load balancer for verl yet"),
+    "the router and another engine": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.name=sglang"],
+        "router.mode=cache_aware needs actor_rollout_ref.rollout.name=vllm",
+    ),
+    "the router and a data parallel engine": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.data_parallel_size=2"],
+        "more replicas instead or add slipstream/router=native",
+    ),
+    "the router and disaggregation": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.disaggregation.enabled=true"],
+        "disaggregation.enabled=false",
+    ),
+    "the router and requests of one name": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.full_determinism=true"],
+        "full_determinism=false",
+    ),
+    "two routers": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.router_config_path=other.yaml"],
+        "got other.yaml; there is one router",
+    ),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
     "an unknown transport": (["+slipstream=sync", "slipstream.weight_sync.transport=shm"], "torch_distributed, zeromq"),
     "an unknown file system": (["+slipstream=sync", "slipstream.weight_sync.chain=nosuchfs://a/b"], "nosuchfs"),
@@ -232,7 +314,17 @@ def test_the_driver_carries_the_node_to_rays_processes(driven):
     assert outcome == "ok"
     assert json.loads(sent)["weight_sync"]["mode"] == "delta"
     assert json.loads(sent)["weight_sync"]["audit_every"] == 3
-    assert json.loads(driven["full"][1])["weight_sync"]["mode"] == "delta"
+    modes = {
+        name: json.loads(driven[name][1]) for name in ("full", "rollout", "sync and the router", "the router alone")
+    }
+    assert {name: node["weight_sync"]["mode"] for name, node in modes.items()} == {
+        "full": "delta",
+        "rollout": "native",
+        "sync and the router": "delta",
+        "the router alone": "native",
+    }
+    assert {node["router"]["mode"] for node in modes.values()} == {"cache_aware"}
+    assert modes["rollout"]["router"]["move_seconds"] == 0
 
 
 def test_relative_paths_count_from_where_the_run_was_started(driven):
@@ -274,7 +366,7 @@ def test_the_config_command_refuses_it_with_the_same_message(driven, config, nam
 def test_the_config_command_accepts_what_the_driver_accepts(config, name):
     status, output, _ = config(*ACCEPTED[name])
     assert status == 0
-    assert ("mode: delta" in output) == bool(ACCEPTED[name])
+    assert ("mode: delta" in output or "mode: cache_aware" in output) == bool(ACCEPTED[name])
 
 
 def test_the_config_command_checks_without_importing_verl_or_ray():
