@@ -78,10 +78,8 @@ def put_steps(typingctx: Any, word: Any, width: Any, leads: Any, signs: Any, out
         shifted = builder.shl(builder.zext(bytes_, _LANES), _splat(builder, builder.trunc(args[1], _I32)))
         magnitudes = builder.add(_split(builder, args[0], args[1]), shifted)
         flags = builder.bitcast(builder.trunc(args[3], ir.IntType(8)), ir.VectorType(ir.IntType(1), GROUP))
-        # -(m + 1) is ~m
-        steps = builder.select(
-            flags, builder.not_(magnitudes), builder.add(magnitudes, ir.Constant(_LANES, [1] * GROUP))
-        )
+        above = builder.add(magnitudes, ir.Constant(_LANES, [1] * GROUP))
+        steps = builder.select(flags, builder.not_(magnitudes), above)  # ~m is -(m + 1)
         _store(context, builder, signature.args[4], args[4], args[5], steps)
         return context.get_dummy_value()
 

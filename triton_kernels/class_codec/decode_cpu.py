@@ -48,7 +48,7 @@ def make_scratch(changes: int, payload: Any) -> Scratch:
 
 @jit
 def finished(data: Any, at: int, stop: int) -> int:
-    """0 when bit `at` is the end of a plane that ends before byte `stop` and whose last bits are zeros, else an error."""
+    """0 when bit `at` is the end of a plane that ends before byte `stop`, whose last bits are zeros; else an error."""
     if at > 8 * stop:
         return TRUNCATED
     return TRAILING if (at + 7) // 8 != stop or (at & 7 and data[at >> 3] >> (at & 7)) else 0

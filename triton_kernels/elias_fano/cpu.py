@@ -181,10 +181,8 @@ def read(
     ends, places = np.empty(most + SLACK, np.int32), np.empty(most, np.int32)
     for k in range(begin, end):
         o = at[k] + HEADER
-        index, word = (
-            np.int64(word_at(data, at[k]) & np.uint64(0xFFFFFFFF)),
-            np.int64(word_at(data, at[k]) >> np.uint64(32)),
-        )
+        header = word_at(data, at[k])
+        index, word = np.int64(header & np.uint64(0xFFFFFFFF)), np.int64(header >> np.uint64(32))
         n = min(BLOCK, numel - index * BLOCK)
         first, count, mode, low = before[k], (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
         if mode == DENSE:

@@ -78,10 +78,8 @@ def scatter_packed(storage: Tensor, box: Box, changes: PackedChanges) -> Applied
         return cpu.write_run_packed(storage, box, changes)
     positions = changes.positions()
     taken, places = restrict(positions, box)
-    values = changes.values(as_unsigned_numpy(storage)[places], taken)
-    return scatter_changes(
-        storage, box, torch.from_numpy(positions[taken]), torch.from_numpy(values).view(storage.dtype)
-    )
+    values = torch.from_numpy(changes.values(as_unsigned_numpy(storage)[places], taken)).view(storage.dtype)
+    return scatter_changes(storage, box, torch.from_numpy(positions[taken]), values)
 
 
 def undo(storage: Tensor, applied: Applied | AppliedPacked) -> None:

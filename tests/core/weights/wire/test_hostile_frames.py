@@ -95,7 +95,7 @@ def check_packed(section: Packed, old: np.ndarray) -> None:
     except ValueError as error:
         assert np.array_equal(as_unsigned_numpy(bits), old)
         with pytest.raises(ValueError, match="out of its type"):
-            section.values
+            _ = section.values
         raise CorruptFrameError(str(error)) from error
     expected = old.copy()
     expected[positions] = section.values
