@@ -26,7 +26,7 @@ def expand(bases: Any, starts: Any, offsets: Any, first: int, stop: int, out: An
 
 
 @jit
-def bisect(bases: Any, starts: Any, offsets: Any, position: int) -> int:
+def changes_below(bases: Any, starts: Any, offsets: Any, position: int) -> int:
     """How many changes are below `position`."""
     r = np.searchsorted(bases, position, side="right") - 1
     if r < 0:
@@ -34,6 +34,12 @@ def bisect(bases: Any, starts: Any, offsets: Any, position: int) -> int:
     within = position - bases[r]
     run = offsets[starts[r] : starts[r + 1]]
     return starts[r] + (run.size if within > 65_535 else np.searchsorted(run, np.uint16(within)))
+
+
+@jit
+def bisect(bases: Any, starts: Any, offsets: Any, start: int, stop: int) -> tuple[int, int]:
+    """The changes of elements [start, stop)."""
+    return changes_below(bases, starts, offsets, start), changes_below(bases, starts, offsets, stop)
 
 
 @jit

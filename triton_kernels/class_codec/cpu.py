@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .planes import ERRORS, put_varint
 LEAST = 4  # blocks a thread takes at least
 
 
+@lru_cache
 def parameters(classes: Classes, exponent: Exponent) -> tuple[NDArray[np.uint8], NDArray[np.int64], int, int]:
     """Classes and exponent as the compiled functions take them."""
     return np.array(classes.edges, np.uint8), np.array(classes.orders, np.int64), exponent.shift, exponent.mask
@@ -74,8 +76,9 @@ def unpack(
     error, index, offsets, before = scan_blocks(data, n, width, classes.number, block)
     _refuse(error, data, n)
     count, runs = int(before[-1]), -(-block // RUN)
-    bases = index[:, None] * block + np.arange(runs) * RUN
-    starts, moved = np.full(bases.size + 1, count, np.int64), np.empty(bases.size, np.bool_)
+    bases, starts = np.empty(index.size * runs, np.int64), np.empty(index.size * runs + 1, np.int64)
+    moved = np.empty(bases.size, np.bool_)
+    starts[-1] = count
     places, payload = np.empty(count, np.uint16), np.empty(count, np.int64 if width > 2 else np.int32)
     plane = padded(data)
     dense = np.empty(0, dtype) if old is None else old
@@ -83,11 +86,11 @@ def unpack(
 
     def piece(begin: int, end: int) -> int:
         blocks = (plane, n, dense, index, offsets, before, begin, end)
-        return decode_blocks(*blocks, *parameter, block, width, starts, places, payload, moved)
+        return decode_blocks(*blocks, *parameter, block, width, bases, starts, places, payload, moved)
 
     for error in run(piece, split(index.size, LEAST)):
         _refuse(error, data, n)
-    return PackedChanges(bases.ravel(), starts, places, payload, moved)
+    return PackedChanges(bases, starts, places, payload, moved)
 
 
 def decode(

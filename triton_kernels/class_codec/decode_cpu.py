@@ -264,6 +264,7 @@ def decode_blocks(
     field: int,
     block: int,
     width: int,
+    bases: Any,
     starts: Any,
     out: Any,
     payload: Any,
@@ -321,5 +322,7 @@ def decode_blocks(
                 return TYPE
         positions = scratch.ranks if classes == 1 or dense else scratch.positions
         pack_offsets(positions[:count], room, first, starts[k * runs : (k + 1) * runs], out[first:stop])
+        for r in range(runs):
+            bases[k * runs + r] = base + r * RUN
         moved[k * runs : (k + 1) * runs] = not absolute
     return 0

@@ -220,8 +220,9 @@ def encode(
 def unpack(data: NDArray[np.uint8], numel: int, dtype: Any) -> PackedChanges:
     """Inverse of `encode`; see the package."""
     width = np.dtype(dtype).itemsize
-    numbers, at, before, counts = walk(data, numel, width)
-    starts = np.append(before, before[-1] + counts[-1] if counts.size else 0)
+    numbers, at, _, counts = walk(data, numel, width)
+    starts = np.zeros(at.size + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
     offsets, values = np.empty(int(starts[-1]), np.uint16), np.empty(int(starts[-1]) * width, np.uint8)
     plane = padded(data)
     wrong = run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -117,4 +118,7 @@ def _map_of(data: NDArray[np.uint8], old: OldValues) -> tuple[ClassMap, int, int
     if old.dtype not in EXPONENTS:
         raise CorruptBlockError(f"the class codec does not code {old.dtype}")
     width, size = DTYPES[old.dtype].itemsize, 2 * int(data[0]) if data.size else 0
-    return ClassMap.from_bytes(data[:size].tobytes(), width), size, width
+    return _parsed(data[:size].tobytes(), width), size, width
+
+
+_parsed = lru_cache(ClassMap.from_bytes)  # a sync has one map, its sections may be thousands
