@@ -156,19 +156,41 @@ def write_run(
 
 
 @jit
-def list_places(offsets: Any, base: int, places: Any, storage: NDArray[Any]) -> None:
-    """places = base + offsets, each asked for."""
-    for i in range(offsets.size):
-        place = base + np.int64(offsets[i])
-        places[np.uint64(i)] = place
-        prefetch(storage, place)
+def list_batch(
+    bases: Ints,
+    starts: Ints,
+    offsets: Any,
+    moved: Any,
+    shift: int,
+    r: int,
+    first: int,
+    stop: int,
+    places: Any,
+    storage: NDArray[Any],
+) -> tuple[int, int]:
+    """places = storage indices of the changes from `first` on, each asked for, up to `AHEAD`, `stop`, or a run of the
+    other kind; `r`: a run not behind the first. Returns the run and the change after them."""
+    while starts[r + 1] <= first:
+        r += 1
+    at, end, kind = first, min(first + AHEAD, stop), moved[r]
+    while at < end and moved[r] == kind:
+        base, begin = bases[r] + shift, at - first
+        run = offsets[at : min(starts[r + 1], end)]
+        for i in range(run.size):
+            place = base + np.int64(run[i])
+            places[np.uint64(begin + i)] = place
+            prefetch(storage, place)
+        at += run.size
+        while at < end and starts[r + 1] <= at:
+            r += 1
+    return r, at
 
 
 @jit
 def write_batch(
     storage: NDArray[Any], places: Any, shift: int, payload: Any, moved: bool, old: Any, new: Any
 ) -> tuple[Any, int]:
-    """Write one batch of a run; returns its delta and how many elements would move out of their type.
+    """Write one batch of runs of one kind; returns its delta and how many elements would move out of their type.
 
     One loop each to read, to work out and to write, as the middle one vectorises.
     """
@@ -208,40 +230,33 @@ def write_packed(
 ) -> tuple[Any, int]:
     """Write the changes [first, stop) at their positions + shift; save old values from `at` on.
 
-    for each run: for each batch of it: list the places of the batch after it, then write this one
+    for each batch: list the places of the batch after it; then write this one
 
     Returns the delta of the fingerprint, and how many elements would have moved out of their type.
     """
     delta, bad = np.uint64(0), 0
+    if first == stop:
+        return delta, bad
     places, upcoming = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     new = np.empty(AHEAD, storage.dtype)
+    runs = bases, starts, offsets, moved, shift
     r = np.searchsorted(starts, first, side="right") - 1  # the run of the first change
-    i, listed = first, 0
-    if first < stop:
-        end = min(starts[r + 1], stop, first + AHEAD)
-        list_places(offsets[i:end], bases[r] + shift, places, storage)
-        listed = end - i
-    while i < stop:
-        here, count, i = r, listed, i + listed
-        if i < stop:
-            while starts[r + 1] <= i:
+    kind = moved[r]
+    begin = first
+    r, end = list_batch(*runs, r, begin, stop, places, storage)
+    while begin < stop:
+        here, after = kind, end
+        if end < stop:
+            while starts[r + 1] <= end:
                 r += 1
-            end = min(starts[r + 1], stop, i + AHEAD)
-            list_places(offsets[i:end], bases[r] + shift, upcoming, storage)
-            listed = end - i
-        begin = i - count
-        found = write_batch(
-            storage,
-            places[:count],
-            shift,
-            payload[begin:i],
-            moved[here],
-            old_values[at + begin - first : at + i - first],
-            new,
-        )
+            kind = moved[r]
+            r, after = list_batch(*runs, r, end, stop, upcoming, storage)
+        old = old_values[at + begin - first : at + end - first]
+        found = write_batch(storage, places[: end - begin], shift, payload[begin:end], here, old, new)
         delta += found[0]
         bad += found[1]
         places, upcoming = upcoming, places
+        begin, end = end, after
     return delta, bad
 
 
