@@ -11,6 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from .class_codec.lanes import popcount
 from .jit import jit
 
 SLACK = 8
@@ -38,16 +39,6 @@ def lowest_one(typingctx: Any, mask: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def popcount(typingctx: Any, mask: Any) -> Any:
-    """Number of set bits of a uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
 
     return types.int64(types.uint64), codegen
 

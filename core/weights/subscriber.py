@@ -38,7 +38,8 @@ class Subscriber:
     """Holds a worker's layout and the version of the weights in its memory.
 
     Either an update is applied and acknowledged as a whole, or the worker keeps the weights it had: everything is
-    decoded before the first write of a delta, and every write is undone unless the publishers commit.
+    decoded before the first write of a delta, and every write is undone unless the publishers commit. Only whether an
+    element that moves (levels 1 and 2) stays in its type shows as it is written.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
