@@ -49,7 +49,7 @@ print(before, compiled())
 """
 
 
-@pytest.mark.parametrize("trainer, level", [("float32", 2), ("bfloat16", 1), ("bfloat16", 0)])
+@pytest.mark.parametrize(("trainer", "level"), [("float32", 2), ("bfloat16", 1), ("bfloat16", 0)])
 def test_the_first_delta_finds_everything_compiled(trainer, level):
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT, trainer, str(level)], capture_output=True, text=True, timeout=300
