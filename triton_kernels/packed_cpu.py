@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .jit import jit
+from .packed import RUN
 
 
 @jit
@@ -33,7 +34,7 @@ def changes_below(bases: Any, starts: Any, offsets: Any, position: int) -> int:
         return 0
     within = position - bases[r]
     run = offsets[starts[r] : starts[r + 1]]
-    return starts[r] + (run.size if within > 65_535 else np.searchsorted(run, np.uint16(within)))
+    return int(starts[r] + (run.size if within >= RUN else np.searchsorted(run, np.uint16(within))))
 
 
 @jit

@@ -122,10 +122,10 @@ def get_lengths(places: Any, total: int, most: int, lengths: Any) -> int:
 @jit
 def residual_bits(lengths: Any, order: int) -> int:
     """Bits that the magnitudes have below their leading one."""
-    bits = 0
+    bits: Any = 0
     for i in range(lengths.size):
-        bits += max(np.int64(lengths[i]) - 1, 0)
-    return bits + order * lengths.size
+        bits += max(int(lengths[i]) - 1, 0)
+    return int(bits + order * lengths.size)
 
 
 @jit
@@ -134,7 +134,7 @@ def get_steps_singly(
 ) -> int:
     """`get_steps` of some; returns the bit behind them."""
     for i in range(start, stop):
-        length = np.int64(lengths[i])
+        length = int(lengths[i])
         lead = min(length, 1)
         width = order + length - lead
         residual = bits_at(low, at) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
@@ -209,7 +209,7 @@ def decode_block(
             return error, 0
         low_at += listed * width
         gap += listed
-        unary_at = np.int64(ends[gap - 1]) + 1 if gap else 0
+        unary_at = int(ends[gap - 1]) + 1 if gap else 0
         if v >= LANES:
             error = get_lengths(places, sums[c], word - orders[c], scratch.lengths[begins[c] : begins[c + 1]])
             if error:

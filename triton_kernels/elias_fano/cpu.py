@@ -182,7 +182,7 @@ def read(
     for k in range(begin, end):
         o = at[k] + HEADER
         header = word_at(data, at[k])
-        index, word = np.int64(header & np.uint64(0xFFFFFFFF)), np.int64(header >> np.uint64(32))
+        index, word = int(header & np.uint64(0xFFFFFFFF)), int(header >> np.uint64(32))
         n = min(BLOCK, numel - index * BLOCK)
         first, count, mode, low = before[k], (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
         if mode == DENSE:

@@ -78,6 +78,7 @@ def scatter_packed(storage: Tensor, box: Box, changes: PackedChanges) -> Applied
         return cpu.write_run_packed(storage, box, changes)
     positions = changes.positions()
     taken, places = restrict(positions, box)
+    assert not isinstance(taken, slice), "the box shifts"
     values = torch.from_numpy(changes.values(as_unsigned_numpy(storage)[places], taken)).view(storage.dtype)
     return scatter_changes(storage, box, torch.from_numpy(positions[taken]), values)
 

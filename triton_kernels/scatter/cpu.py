@@ -240,7 +240,7 @@ def write_packed(
     places, upcoming = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     new = np.empty(AHEAD, storage.dtype)
     runs = bases, starts, offsets, moved, shift
-    r = np.searchsorted(starts, first, side="right") - 1  # the run of the first change
+    r = int(np.searchsorted(starts, first, side="right")) - 1  # the run of the first change
     kind = moved[r]
     begin = first
     r, end = list_batch(*runs, r, begin, stop, places, storage)

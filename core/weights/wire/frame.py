@@ -303,7 +303,7 @@ def _sections(
     body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, device: torch.device | None
 ) -> Iterator[Section]:
     uploaded, end = None, 0
-    device_decodes = device is not None and on_gpu(torch.empty(0, device=device))
+    on_device = device is not None and on_gpu(torch.empty(0, device=device))
     for raw in _raw_sections(body):
         end += raw.size
         unit, width, level = raw.unit, raw.width, raw.level
@@ -323,10 +323,11 @@ def _sections(
             try:
                 codec, held = codec_of(level), old(unit)
                 payload: U8 | Uploaded = raw.payload
-                if not device_decodes and codec.unpack is not None:
+                if not on_device and codec.unpack is not None:
                     yield Packed(unit, codec.unpack(payload, held), held)
                     continue
-                if device_decodes:
+                if on_device:
+                    assert device is not None
                     if codec.on_device:
                         uploaded = _upload(body, device) if uploaded is None else uploaded
                         payload = Uploaded(raw.payload, uploaded[end - raw.payload.size : end])
