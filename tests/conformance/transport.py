@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from socket import AF_UNIX, socket
 from typing import Any
 
 import pytest
+import zmq
 from toy_engine import ToyEngine, checkpoint
 from transport_peers import Trainer, drop_both_ends, read_frames, serve_frames, trained
 
 from slipstream.core.weights import EngineFailedError, SyncError, SyncTimeoutError
-from slipstream.core.weights.transports import Connections, PublisherEndpoint, bind
+from slipstream.core.weights.transports import Address, Connections, PublisherEndpoint, bind
 
 TIMEOUT = 20.0
 SHORT = 2.0
@@ -236,8 +238,6 @@ class TransportConformance:
             assert process.exitcode == 0
 
     def address(self, endpoint: str, sync: str) -> str:
-        from slipstream.core.weights.transports import Address
-
         return str(Address(self.name, endpoint, sync))
 
     def test_a_connection_outlives_a_trainer_between_two_syncs(self, endpoint, workers):
@@ -302,6 +302,55 @@ class TransportConformance:
             peer, _ = end.receive(LONG_WAIT)
             end.send_all([peer], frame_of(0, 9))
             assert reader.result(LONG_WAIT) == [frame_of(0, 9)]
+
+    def test_a_failed_engine_call_ends_the_frames_and_the_next_sync_starts_anew(self, endpoint, workers):
+        """The worker reads no more, as its engine is dead; its successor must not wait for what was under way."""
+        connections = Connections()
+        with self.bound(endpoint) as end:
+            with connections.joined([end.invite()], TIMEOUT) as channels:
+                channels[0].send(b"here")
+                peer, _ = end.receive(TIMEOUT)
+                reading = workers.submit(channels[0].receive, TIMEOUT)
+                died = LookupError("engine core died")
+                start = time.monotonic()
+                with pytest.raises((LookupError, SyncTimeoutError)) as raised:
+                    flood(end, [peer], 4 << 20, {0: lambda: threading.Timer(0.3, end.fail, [died]).start()})
+                assert died in (raised.value, raised.value.__cause__)
+                assert time.monotonic() - start < TIMEOUT / 2
+                assert reading.result(TIMEOUT) == frame_of(0, 4 << 20)
+            connections.close()
+            reader = workers.submit(read_frames, end.invite(), b"w", 3, TIMEOUT)
+            peer, _ = end.receive(LONG_WAIT)
+            start = time.monotonic()
+            for number in range(3):
+                end.send_all([peer], frame_of(number, 4 << 20))
+            assert reader.result(LONG_WAIT) == [frame_of(n, 4 << 20) for n in range(3)]
+            assert time.monotonic() - start < TIMEOUT / 2
+
+    def test_whoever_else_connects_is_not_heard(self, endpoint, workers):
+        """Another program, or a worker of a run that had this address before: neither stops a sync."""
+        with self.bound(endpoint) as end, zmq.Context() as context:
+            address = end.invite()
+            strangers = [context.socket(kind) for kind in (zmq.DEALER, zmq.REQ)]
+            for stranger in strangers:
+                stranger.connect(Address.parse(address).endpoint)
+                stranger.linger = 0
+            reader = workers.submit(read_frames, address, b"w", 3, TIMEOUT)
+            for parts in ([b"x"], [b""], [b"a", b"b", b"c"], [b"other", b"Hello"]):
+                strangers[0].send_multipart(parts)
+            strangers[1].send(b"GET / HTTP/1.1")
+            with socket(AF_UNIX) as plain:
+                plain.connect(Address.parse(address).endpoint.removeprefix("ipc://"))
+                plain.send(b"GET / HTTP/1.1\r\n\r\n")
+                time.sleep(0.2)
+                peer, said = end.receive(LONG_WAIT)
+                assert said == b"w"
+                for number in range(3):
+                    end.send_all([peer], frame_of(number, 1 << 20))
+                assert reader.result(LONG_WAIT) == [frame_of(n, 1 << 20) for n in range(3)]
+            assert end.receive(TIMEOUT) == (peer, b"w has all")
+            for stranger in strangers:
+                stranger.close()
 
     def test_nothing_is_left_open(self, endpoint, workers):
         def once() -> None:

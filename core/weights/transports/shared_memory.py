@@ -69,10 +69,11 @@ class SharedMemorySender:
         """The files are there already."""
 
     def put(self, frame: bytes) -> bytes:
-        index = self._free.pop()
+        index = self._free[-1]
         view, written = memoryview(frame), 0
         while written < len(frame):
             written += os.pwrite(self._files[index], view[written:], written)
+        self._free.pop()  # not before: the host may be out of memory
         return msgspec.msgpack.encode(_Place(index, len(frame)))
 
     def push(self, gave_up: Callable[[], bool], timeout: float) -> None:

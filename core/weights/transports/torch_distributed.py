@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -96,21 +96,22 @@ class Group:
         """Send (rank 0) or receive (the others) uint8[n]; return it on the host.
 
         Raises:
-            SyncTimeoutError: a member is gone or `gave_up`, or it took too long. The group is of no further use.
+            SyncTimeoutError: a member is gone or `gave_up`, or it took too long.
+            Exception: what `gave_up` raises. After either the group is of no further use.
         """
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout, 0.001))
         on_device = tensor.to(self._device)
         try:
-            work = self._group.broadcast([on_device], options)
+            with _nobody_gone():
+                work = self._group.broadcast([on_device], options)
             _await(work.is_completed, gave_up, timeout)
-            work.wait()
-        except RuntimeError as error:
+            with _nobody_gone():
+                work.wait()
+        except BaseException:
             self.dismiss()
-            if isinstance(error, SyncTimeoutError):
-                raise
-            raise SyncTimeoutError(f"a member of the process group is gone: {error}") from error
+            raise
         return on_device.cpu()
 
     def dismiss(self) -> None:
@@ -148,6 +149,7 @@ class BroadcastSender:
         self._frame = torch.empty(0, dtype=torch.uint8)
 
     def offers(self, peers: tuple[bytes, ...]) -> Mapping[bytes, bytes]:
+        peers = tuple(sorted(peers))  # they come in another order every time
         self._peers = peers
         self._used.add(peers)
         if peers in self._groups:
@@ -186,7 +188,7 @@ class BroadcastSender:
     def push(self, gave_up: Callable[[], bool], timeout: float) -> None:
         try:
             self._groups[self._peers].broadcast(self._frame, gave_up, timeout)
-        except SyncTimeoutError:
+        except BaseException:
             del self._groups[self._peers]
             raise
 
@@ -229,7 +231,7 @@ class BroadcastReceiver:
             frame = self._groups[told.group].broadcast(
                 torch.empty(told.size, dtype=torch.uint8), lambda: False, timeout
             )
-        except SyncTimeoutError:
+        except BaseException:
             del self._groups[told.group]
             raise
         return frame.numpy().tobytes()
@@ -237,6 +239,14 @@ class BroadcastReceiver:
     def close(self) -> None:
         while self._groups:
             self._groups.popitem()[1].dismiss()
+
+
+@contextlib.contextmanager
+def _nobody_gone() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise SyncTimeoutError(f"a member of the process group is gone: {error}") from error
 
 
 def _await(done: Callable[[], bool], gave_up: Callable[[], bool], timeout: float) -> None:

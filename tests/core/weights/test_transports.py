@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transport import TransportConformance
 from transport_peers import Trainer, trained
 
 from slipstream.core.weights import SyncError
-from slipstream.core.weights.transports import Address, bind, shared_memory
+from slipstream.core.weights.transports import Address, bind, shared_memory, torch_distributed
 
 
 class TestZeromq(TransportConformance):
@@ -39,6 +40,16 @@ class TestSharedMemory(TransportConformance):
         assert sum(os.fstat(file).st_size for file in lane._files) <= 16 << 20
         lane.close()
 
+    def test_memory_that_cannot_be_had_is_not_lost(self, monkeypatch):
+        lane = shared_memory.SharedMemorySender()
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_memory.os, "pwrite", lambda *_: os.write(-1, b""))
+            for _ in range(lane.window + 1):
+                with pytest.raises(OSError, match="Bad file"):
+                    lane.put(bytes(10))
+        assert len({lane.put(bytes(10)) for _ in range(lane.window)}) == lane.window
+        lane.close()
+
 
 class TestTorchDistributed(TransportConformance):
     name = "torch_distributed"
@@ -47,6 +58,23 @@ class TestTorchDistributed(TransportConformance):
         with Trainer(self.name, endpoint, [ToyEngine()], 1, 20.0) as trainer:
             trainer.sync(checkpoint())
         assert not torch.distributed.is_initialized()
+
+    def test_a_group_is_kept_whoever_comes_first(self):
+        lane = torch_distributed.BroadcastSender("127.0.0.1", shared_host=True)
+        with ThreadPoolExecutor(2) as workers:
+            others = [torch_distributed.BroadcastReceiver() for _ in range(2)]
+            offers = lane.offers((b"a", b"b"))
+            joining = [workers.submit(w.accept, offers[n], 20.0) for w, n in zip(others, (b"a", b"b"), strict=True)]
+            lane.meet(lambda: False, 20.0)
+            for each in joining:
+                each.result()
+            assert not lane.offers((b"b", b"a")), "nothing to set up"
+            reference = lane.put(b"frame")
+            fetching = [workers.submit(w.fetch, reference, 20.0) for w in others]
+            lane.push(lambda: False, 20.0)
+            assert [each.result() for each in fetching] == [b"frame"] * 2
+        for end in (lane, *others):
+            end.close()
 
 
 @pytest.mark.parametrize(
