@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import zmq
 from toy_engine import ToyEngine, checkpoint
-from transport_peers import Trainer, drop_both_ends, read_frames, serve_frames, trained
+from transport_peers import Trainer, leave_ends, read_frames, serve_frames, trained
 
 from slipstream.core.weights import EngineFailedError, SyncError, SyncTimeoutError
 from slipstream.core.weights.transports import Address, Connections, PublisherEndpoint, bind
@@ -233,7 +233,7 @@ class TransportConformance:
         connections.close()
 
     def test_ends_that_nobody_closes_do_not_hang_the_process(self, endpoint):
-        with self.spawned(drop_both_ends, self.name, endpoint) as process:
+        with self.spawned(leave_ends, self.name, endpoint) as process:
             process.join(60)
             assert process.exitcode == 0
 

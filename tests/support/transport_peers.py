@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +13,15 @@ from fault_world import Weights, shard_of, trained
 from sharded_trainer import Ranks
 from toy_engine import ToyEngine
 
-from slipstream.core.weights import Publisher, PublisherSettings, Subscriber, SyncReport, TensorSpec, TrainerShards
+from slipstream.core.weights import (
+    Publisher,
+    PublisherSettings,
+    Subscriber,
+    SyncReport,
+    SyncTimeoutError,
+    TensorSpec,
+    TrainerShards,
+)
 from slipstream.core.weights.plan import Cut, sharded
 from slipstream.core.weights.transports import Connections, PublisherEndpoint, bind
 
@@ -51,12 +61,16 @@ def serve_frames(transport: str, endpoint: str, sync: str) -> None:
         number += 1
 
 
-def drop_both_ends(transport: str, endpoint: str) -> None:
-    """Leave a pair of connected ends to the garbage collector, as an engine in the trainer's own process may."""
+def leave_ends(transport: str, endpoint: str) -> None:
+    """Leave pairs of connected ends to the garbage collector, as an engine in the trainer's own process may, and exit
+    right after a pair is closed on which frames were still under way.
+    """
     if transport == "ray":
         import ray
 
         ray.init(address="auto", configure_logging=False, log_to_driver=False)
+    from transport import flood, frame_of
+
     for number in range(5):
         end, connections = bind(transport, f"{endpoint}{number}", True, 120.0), Connections()
         with connections.joined([end.invite()], 120.0) as channels:
@@ -66,6 +80,18 @@ def drop_both_ends(transport: str, endpoint: str) -> None:
         cycle.append(cycle)
         del end, connections, channels, cycle
         gc.collect()
+    end, connections = bind(transport, f"{endpoint}last", True, 120.0), Connections()
+    with ThreadPoolExecutor(1) as pool, connections.joined([end.invite()], 120.0) as channels:
+        channels[0].send(b"here")
+        peer, _ = end.receive(120.0)
+        reading = pool.submit(channels[0].receive, 120.0)
+        end.send_all([peer], frame_of(0, 4 << 20))
+        reading.result()
+        threading.Timer(0.2, end.fail, [LookupError("the engine died")]).start()
+        with contextlib.suppress(LookupError, SyncTimeoutError):
+            flood(end, [peer], 4 << 20, {})
+    connections.close()
+    end.close()
 
 
 class Trainer:

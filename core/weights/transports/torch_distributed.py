@@ -10,6 +10,7 @@ NCCL takes one process a GPU, so a trainer and an engine worker that share one (
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -35,6 +36,7 @@ dist: Any = torch.distributed
 """Groups and stores are not in the types that torch exports."""
 _LISTEN_SECONDS = 0.1
 _LONGEST_PAUSE = 0.002
+_EXIT_SECONDS = 2.0
 
 
 class _Seat(msgspec.Struct, frozen=True):
@@ -116,11 +118,14 @@ class Group:
 
     def dismiss(self) -> None:
         """Give the group up, without waiting for what is under way in it."""
-        group, self._group = self._group, None
-        if group is not None:
-            # The end of a gloo group waits for its operations to time out.
-            threading.Thread(target=_end, args=[group], daemon=True).start()
-            del group
+        if self._group is not None:
+            # The end of a gloo group waits for its operations to time out, in whoever lets go of it last: so nobody
+            # but the thread may hold it.
+            handed_over = [self._group]
+            self._group = None
+            thread = threading.Thread(target=_end, args=[handed_over], daemon=True)
+            _ending.add(thread)
+            thread.start()
 
 
 class BroadcastSender:
@@ -265,9 +270,24 @@ def _await(done: Callable[[], bool], gave_up: Callable[[], bool], timeout: float
                 raise SyncTimeoutError("an engine worker left the process group")
 
 
-def _end(group: Any) -> None:
+_ending: set[threading.Thread] = set()
+"""Those that end a group."""
+
+
+def _end(handed_over: list[Any]) -> None:
+    group = handed_over.pop()
     with contextlib.suppress(Exception):
         group.abort()
+    del group
+    _ending.discard(threading.current_thread())
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    """An interpreter that goes away under the end of a group is an abort of the process."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_ending):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _bytes_tensor(frame: bytes) -> torch.Tensor:
