@@ -128,10 +128,7 @@ class SlipstreamServerAdapter(ServerAdapter):
         """Every rank sends what it holds to all workers of all replicas."""
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         same_host = int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size
-        if same_host:
-            endpoint = f"ipc://{self._socket(f'rank{rank}')}"
-        else:
-            endpoint = node_address()
+        endpoint = f"ipc://{self._socket(f'rank{rank}')}" if same_host else node_address()
         channel, addresses = publisher.shared(endpoint, same_host)
         await publisher.publish(
             (),

@@ -18,6 +18,10 @@ from slipstream.core.weights.transports import Address, bind, shared_memory, tor
 class TestZeromq(TransportConformance):
     name = "zeromq"
 
+    def test_a_trainer_killed_before_it_says_commit_leaves_the_engine_as_it_was(self, endpoint):
+        """On every transport this message goes here."""
+        self.kill_in_a_sync(endpoint, "commit")
+
 
 class TestSharedMemory(TransportConformance):
     name = "shared_memory"
