@@ -105,6 +105,9 @@ class RaySender:
         del self._kept[reference]
         self._shelf.drop.remote(reference.decode())
 
+    def rest(self) -> None:
+        """Nothing is kept."""
+
     def end_sync(self) -> None:
         """Nothing is kept."""
 

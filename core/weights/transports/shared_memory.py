@@ -82,10 +82,13 @@ class SharedMemorySender:
     def free(self, reference: bytes) -> None:
         self._free.append(msgspec.msgpack.decode(reference, type=_Place).file)
 
-    def end_sync(self) -> None:
+    def rest(self) -> None:
         for file in self._files:
             if os.fstat(file).st_size > _KEPT_BYTES:
                 os.ftruncate(file, _KEPT_BYTES)
+
+    def end_sync(self) -> None:
+        """Workers can use the same files in the next one."""
 
     def close(self) -> None:
         while self._files:

@@ -200,8 +200,10 @@ class BroadcastSender:
     def free(self, reference: bytes) -> None:
         """Nothing is kept."""
 
-    def end_sync(self) -> None:
+    def rest(self) -> None:
         self._frame = torch.empty(0, dtype=torch.uint8)
+
+    def end_sync(self) -> None:
         for peers in self._groups.keys() - self._used:  # other workers have taken their places
             self._groups.pop(peers).dismiss()
         self._used.clear()

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from toy_engine import ToyEngine, checkpoint
-from transport import TransportConformance
-from transport_peers import Trainer, trained
+from transport import LONG_WAIT, TIMEOUT, TransportConformance, frame_of
+from transport_peers import Trainer, read_frames, trained
 
 from slipstream.core.weights import SyncError
 from slipstream.core.weights.transports import Address, bind, shared_memory, torch_distributed
@@ -37,12 +37,17 @@ class TestSharedMemory(TransportConformance):
                 assert trainer.holds(weights)
         assert caplog.text.count("cannot use transport shared_memory") == 2, "once a worker"
 
-    def test_memory_is_given_back_between_syncs(self):
-        lane = shared_memory.SharedMemorySender()
-        lane.free(lane.put(bytes(100 << 20)))
-        lane.end_sync()
-        assert sum(os.fstat(file).st_size for file in lane._files) <= 16 << 20
-        lane.close()
+    def test_memory_is_given_back_when_the_frames_are_read(self, endpoint, workers):
+        """Not only when the next sync begins, which may be an hour later."""
+        with self.bound(endpoint) as end:
+            reader = workers.submit(read_frames, end.invite(), b"w", 4, TIMEOUT)
+            peer, _ = end.receive(LONG_WAIT)
+            for number in range(4):
+                end.send_all([peer], frame_of(number, 20 << 20))
+            assert sum(os.fstat(file).st_size for file in end._lane._files) > 60 << 20
+            assert end.receive(LONG_WAIT) == (peer, b"w has all")
+            assert sum(os.fstat(file).st_size for file in end._lane._files) <= 48 << 20
+            assert len(reader.result(LONG_WAIT)) == 4
 
     def test_memory_that_cannot_be_had_is_not_lost(self, monkeypatch):
         lane = shared_memory.SharedMemorySender()
