@@ -47,12 +47,17 @@ def read_frames(
     return taken
 
 
-def serve_frames(transport: str, endpoint: str, sync: str) -> None:
-    """A trainer: wait for one worker, then send it frames of 1 MiB for as long as it takes them."""
+def _join_cluster(transport: str) -> None:
+    """That of the test, whatever other clusters there are on this machine."""
     if transport == "ray":
         import ray
 
-        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+        ray.init(address=os.environ["RAY_ADDRESS"], configure_logging=False, log_to_driver=False)
+
+
+def serve_frames(transport: str, endpoint: str, sync: str) -> None:
+    """A trainer: wait for one worker, then send it frames of 1 MiB for as long as it takes them."""
+    _join_cluster(transport)
     from transport import frame_of
 
     end = bind(transport, endpoint, True, 120.0)
@@ -72,10 +77,7 @@ def die_in_a_sync(transport: str, endpoint: str, moment: str) -> None:
         endpoint: its messages are of the sync `life`, all three times.
         moment: before the third frame, or before the first Commit.
     """
-    if transport == "ray":
-        import ray
-
-        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+    _join_cluster(transport)
     weights, end = checkpoint(), bind(transport, endpoint, True, 120.0)
     publisher = Publisher(PublisherSettings(timeout=120.0, chunk_bytes=256, level=0))
     end.invite("life")
@@ -101,10 +103,7 @@ def leave_ends(transport: str, endpoint: str) -> None:
     """Leave pairs of connected ends to the garbage collector, as an engine in the trainer's own process may, and exit
     right after a pair is closed on which frames were still under way.
     """
-    if transport == "ray":
-        import ray
-
-        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+    _join_cluster(transport)
     from transport import flood, frame_of
 
     for number in range(5):
