@@ -21,11 +21,13 @@ from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutE
 from slipstream.core.weights.feed import Feed, expect
 from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
+from slipstream.core.weights.level import LEVELS
 from slipstream.core.weights.messages import Applied, Audited, Begin, Commit, Done, Hello, Layout, Table, Units
 from slipstream.core.weights.recorder import record_layout
-from slipstream.core.weights.tensors import TensorSpec
+from slipstream.core.weights.tensors import DTYPES, TensorSpec
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import WireUnit
+from slipstream.core.weights.warm_up import warm_up
 from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,16 @@ class Subscriber:
     decoded before the first write of a delta, and every write is undone unless the publishers commit.
     """
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, announce: bool = True) -> None:
+        """Start without a version.
+
+        Args:
+            engine: the worker.
+            name: of it, for logs and errors.
+            announce: whether plugins hear of new versions.
+        """
         self._engine = engine
+        self._announce = announce
         self._name = f"{name} #{uuid.uuid4().hex[:6]}"  # two engines may call their ranks the same
         self._layout: LayoutMap | None = None
         self._table: str | None = None
@@ -92,8 +102,12 @@ class Subscriber:
             _tell(feeds, error)
             raise
         self._update(feeds, timeout)
-        target = feeds[0].begin.target
-        plugins().hook.slipstream_weights_changed(version=target)
+        target, seed = feeds[0].begin.target, feeds[0].begin.base is None
+        if self._announce:
+            plugins().hook.slipstream_weights_changed(version=target)
+        if seed and self._engine.device.type == "cpu":
+            held = zip(self._layout.specs, self._layout.tensors, strict=True)
+            warm_up({(spec.torch_dtype, DTYPES[t.dtype]) for spec, t in held if t.kind == "mapped"}, LEVELS)
         return target
 
     def _meet(self, feed: Feed, timeout: float) -> None:

@@ -199,7 +199,10 @@ class VerlPublisher:
             )
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
-        report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
+        try:
+            report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
+        except SyncTimeoutError as error:  # vLLM may notice later than this that a worker has died
+            raise SyncTimeoutError(f"{error}; if one of the engine's workers died, its log above says why") from error
         await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))

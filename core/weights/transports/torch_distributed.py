@@ -265,7 +265,7 @@ def _await(done: Callable[[], bool], gave_up: Callable[[], bool], timeout: float
         pause = min(2 * pause, _LONGEST_PAUSE)
         now = time.monotonic()
         if now - start > timeout:
-            raise SyncTimeoutError(f"the process group was stuck for {timeout:g} s")
+            raise SyncTimeoutError(f"the process group was stuck for {timeout:.5g} s")
         if now - listened > _LISTEN_SECONDS:
             listened = now
             if gave_up() and not done():

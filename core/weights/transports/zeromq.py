@@ -95,7 +95,7 @@ class ZmqPublisherChannel:
                 return self._heard.popleft()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise SyncTimeoutError(f"no engine worker answered on {self.endpoint} within {timeout:g} s")
+                raise SyncTimeoutError(f"no engine worker answered on {self.endpoint} within {timeout:.5g} s")
             self._socket.poll(int(min(left, _POLL_SECONDS) * 1000) + 1)
 
     def _hear(self) -> None:
@@ -140,7 +140,7 @@ class ZmqSubscriberChannel:
             match self._socket.recv_multipart():
                 case [self._sync, data]:
                     return bytes(data)
-        raise SyncTimeoutError(f"the trainer said nothing on {self._endpoint} for {timeout:g} s")
+        raise SyncTimeoutError(f"the trainer said nothing on {self._endpoint} for {timeout:.5g} s")
 
     def close(self) -> None:
         _end_socket(self._end)
