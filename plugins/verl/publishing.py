@@ -106,7 +106,7 @@ class VerlPublisher:
         else:
             obstacle = shards.obstacle()
         if obstacle and torch.distributed.get_rank() == 0:
-            # A warning: of an information, verl's processes show nothing.
+            # A warning: verl's processes do not show what is logged as information.
             logger.warning("weights are gathered before they are sent: %s", obstacle)
         return not obstacle
 
