@@ -112,7 +112,7 @@ def decode(data: Any, numel: int, dtype: Any, host: Any = None) -> Any:
 
 
 def unpack(data: NDArray[np.uint8], numel: int, dtype: np.dtype[Any]) -> PackedChanges:
-    """`decode` of arrays into packed changes, at 4 bytes for each of two bytes instead of 10.
+    """`decode` of arrays into packed changes: 4 bytes for each change of bf16 instead of 10.
 
     Raises:
         CorruptBlockError: as `decode`.
