@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream.plugins.verl.post_import import after_import
 
-SECONDS_PER_REQUEST = 0.002
+SECONDS_PER_REQUEST = 0.003
 
 
 def _register(module: Any) -> None:

@@ -21,7 +21,8 @@ from slipstream.plugins.verl.cpu.agent_loop import sample_seed
 SYSTEM = "Digits in order, please. " * 10
 TURNS = (2, 3, 3, 4)
 SHORT, LONG = (24, 64), (400, 500)
-LONG_SHARE = 1 / 8
+LONG_SHARE = {1: 1 / 16}
+"""By step; a quarter in those that are not named, which have one turn: where moves pay most."""
 TOOL_SECONDS = 0.2
 
 
@@ -33,10 +34,13 @@ class LongTailLoop(AgentLoopBase):
         prompt_ids = await self.ct_build_initial_tokens(messages)
         prompt_ids = [*prompt_ids, *self._text(chance, 8)]
         ids, mask, logprobs = list(prompt_ids), [], []
-        request_id, turns = uuid4().hex, chance.choice(TURNS)
+        step = int(kwargs["global_steps"])
+        request_id, turns = uuid4().hex, chance.choice(TURNS) if step in LONG_SHARE else 1
         versions = []
         for turn in range(turns):
-            tokens = chance.randint(*(LONG if turn == turns - 1 and chance.random() < LONG_SHARE else SHORT))
+            tokens = chance.randint(
+                *(LONG if turn == turns - 1 and chance.random() < LONG_SHARE.get(step, 1 / 4) else SHORT)
+            )
             params = {**sampling_params, "temperature": 0.0, "ignore_eos": True, "max_tokens": tokens}
             output = await self.server_manager.generate(
                 request_id=request_id, prompt_ids=ids, sampling_params=params, priority=0

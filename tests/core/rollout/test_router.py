@@ -308,3 +308,34 @@ def test_the_router_is_an_ordinary_plugin():
     policy.add_replica(0, ReplicaLimits(1000, 4), 0.0)
     policy.submit(turn(0), 0.0)
     assert [each.replica for each in policy.poll(0.0)] == [0]
+
+
+@pytest.mark.parametrize("event", ["weights", "loss", "none"])
+def test_a_turn_that_lost_its_context_says_nothing_about_the_capacity(event):
+    """Every request that verl's asynchronous trainers abort for a weight sync comes back to an empty cache."""
+    router = CacheAwareRouter(RouterSettings(move_seconds=0), history=[FinishedLengths(50, 0, 2)] * 8)
+    for name in "ab":
+        router.add_replica(name, ReplicaLimits(10_000, 8), 0.0)
+
+    def turn(index: int, own: int) -> Turn:
+        return Turn(index, "t", "g", (Segment(("own", "t"), own),), index == 0)
+
+    router.submit(turn(0, 1000), 0.0)
+    (dispatch,) = router.poll(0.0)
+    assert router.finished(0, dispatch.attempt, TurnResult(50), 1.0)
+    router.submit(turn(1, 1100), 2.0)
+    (dispatch,) = router.poll(2.0)
+    if event == "weights":
+        router.weights_changed(1, 2.0)
+    elif event == "loss":
+        router.remove_replica(dispatch.replica, 2.0)
+        abort, dispatch = sorted(router.poll(2.0), key=lambda action: isinstance(action, Dispatch))
+        assert abort.taken
+        router.salvaged("t", 1, 7)
+    router.progress(1, 1, 3.0)
+    assert router.finished(1, dispatch.attempt, TurnResult(50, cached_tokens=0), 4.0)
+    kept = router.replicas[dispatch.replica].kv.effective == 10_000
+    assert kept == (event != "none")
+    router.end_trajectory("t", 5.0)
+    assert router.lengths.mean == 50  # of the last step; this one's is counted whole all the same
+    assert router.lengths._ended[-1].output_tokens == 100 + (7 if event == "loss" else 0)
