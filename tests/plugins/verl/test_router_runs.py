@@ -73,8 +73,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
                 f"{rollout}.agent.default_agent_loop=long_tail",
                 f"{rollout}.max_num_seqs=8",
                 f"++{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={KV_BYTES}",
-                f"{rollout}.log_prob_micro_batch_size_per_gpu=6",
-                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=6",
+                f"{rollout}.log_prob_micro_batch_size_per_gpu=4",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
                 *overrides,
             ],
         )
