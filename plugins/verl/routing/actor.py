@@ -32,11 +32,10 @@ from slipstream.core.rollout import (
 from slipstream.core.rollout.measures import StepMeasures
 from slipstream.core.rollout.prefix.blocks import block_keys
 from slipstream.core.rollout.requests import ReplicaId
-from slipstream.plugins.verl.routing.messages import Answer, EngineReport, Placement, Request
+from slipstream.plugins.verl.routing.messages import BLOCK_TOKENS, Answer, EngineReport, Placement, Request
 
 _logger = logging.getLogger("slipstream")
 
-BLOCK_TOKENS = 16
 REPORT_SECONDS = 0.5
 ABORT_SECONDS = 10.0
 """A server that does not confirm an abort for so long is not waited for."""

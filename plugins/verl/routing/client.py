@@ -15,15 +15,12 @@ import ray.exceptions
 
 from slipstream.core.rollout import Part, continuation, stitch
 from slipstream.core.rollout.prefix.blocks import block_keys
-from slipstream.plugins.verl.routing.messages import Answer, Placement, Request
+from slipstream.plugins.verl.routing.messages import BLOCK_TOKENS, Answer, Placement, Request
 from slipstream.plugins.verl.routing.samples import current
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
-
-BLOCK_TOKENS = 16
-"""Granularity at which shared prefixes are found; not the engine's."""
 
 FAILURES = 3
 """Times a request is tried again after its server failed in the middle of it."""

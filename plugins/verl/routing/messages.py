@@ -11,6 +11,10 @@ import numpy.typing as npt
 from slipstream.core.rollout import LoadReport, ReplicaLimits
 
 
+BLOCK_TOKENS = 16
+"""Granularity at which shared prefixes are found; not the engine's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A turn that wants a place; the client asks the router."""
