@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from slipstream.core.rollout import LoadReport, ReplicaLimits
 
-
 BLOCK_TOKENS = 16
 """Granularity at which shared prefixes are found; not the engine's."""
 
