@@ -130,11 +130,11 @@ class SuffixProposer:
         self._time(step, sampled_token_ids, start)
         self._end_gone(step.runner)
         batch = step.runner.input_batch
-        rows = [row for row, tokens in enumerate(sampled_token_ids) if tokens and row not in batch.req_prompt_embeds]
-        ids, emitted, room = [], [], []
-        for row in rows:
-            request_id, tokens = batch.req_ids[row], sampled_token_ids[row]
-            length = int(num_tokens_no_spec[row])
+        lengths = num_tokens_no_spec[: len(drafts)].tolist()
+        rows, ids, emitted, room = [], [], [], []
+        for row, (request_id, tokens, length) in enumerate(zip(batch.req_ids, sampled_token_ids, lengths, strict=True)):
+            if not tokens or row in batch.req_prompt_embeds:
+                continue
             request = self._requests.get(request_id)
             if request is None or request.length != length - len(tokens):
                 request = self._begin_request(
@@ -144,12 +144,14 @@ class SuffixProposer:
                     int(batch.num_prompt_tokens[row]),
                 )
             request.length = length
+            kept = tokens if request.stops.isdisjoint(tokens) else _until_stop(tokens, request.stops)
+            rows.append(row)
             ids.append(request_id)
-            emitted.append(_until_stop(tokens, request.stops))
-            stopped = emitted[-1][-1] in request.stops
-            room.append(0 if stopped else min(self._longest, request.most - length - 1))
-        for row, draft in zip(rows, drafter.step(ids, emitted, np.maximum(room, 0).tolist()), strict=True):
-            drafts[row] = draft.tolist()
+            emitted.append(kept)
+            room.append(max(0, min(self._longest, request.most - length - 1)) if kept is tokens else 0)
+        for row, draft in zip(rows, drafter.step(ids, emitted, room), strict=True):
+            if draft.size:
+                drafts[row] = draft.tolist()
         self._batch = len(rows) or self._batch
         self._totals["row_steps"] += len(rows)
         self._ended = time.perf_counter()
@@ -308,9 +310,7 @@ def _watch_runner() -> None:
 
 
 def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
-    """Without what follows the token that ends the request: vLLM drops it too."""
-    if stops.isdisjoint(tokens):
-        return tokens
+    """Without what follows the token that ends the request: vLLM drops it too. Always a new list."""
     return tokens[: next(i for i, token in enumerate(tokens) if token in stops) + 1]
 
 
