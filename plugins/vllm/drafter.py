@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.hooks import plugins
 from slipstream.core.seams import require
+from slipstream.plugins.vllm.cpu_sampling import repair_spread
 from slipstream.plugins.vllm.seams import seam_table
 
 if TYPE_CHECKING:  # it compiles: only where something drafts
@@ -98,7 +99,11 @@ class SuffixProposer:
             self.drafter = factory(config.drafter, max_model_len=vllm_config.model_config.max_model_len)
 
     def load_model(self, target_model: Any) -> None:
-        """vLLM asks for it; there is no model."""
+        """vLLM calls it with the target model, when the runner is complete; a drafter of ours has none."""
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu() and repair_spread():
+            logger.info("slipstream: repaired what this vLLM does with temperatures of drafted tokens on CPUs")
 
     def begin(self, runner: Any, scheduled: Any) -> None:
         """A step starts."""
@@ -201,6 +206,8 @@ class SuffixProposer:
         """
         if self.drafter is None:
             return None
+        if self._step is not None:
+            self._end_gone(self._step.runner)
         drafting = float(self.drafter.load.wants_drafts(self._batch))
         return {**self.drafter.statistics, **self._totals, "drafting": drafting}
 

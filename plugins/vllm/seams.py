@@ -82,6 +82,11 @@ def seam_table() -> SeamTable:
                 "scheduled_spec_decode_tokens, ...)",
                 "which drafts are verified",
             ),
+            _draft(
+                "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+                "(x, cu_num_tokens, num_tokens, replace_from, replace_to)",
+                "CPU only: replaced where it does not work",
+            ),
             _draft("vllm.sampling_params:SamplingParams.eos_token_id", None, "where a response ends"),
         ),
         switch_off={"drafter": "slipstream/drafter=off"},

@@ -246,19 +246,23 @@ def test_an_aborted_request_leaves_its_text(drafting):
     from vllm import SamplingParams
 
     engine, prompt = drafting.llm.llm_engine, prompts(1, seed=7)[0]
-    before = drafting.statistics
     for name in ("kept", "aborted"):
-        params = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            temperature=1.0, seed=len(name), max_tokens=90, ignore_eos=True, detokenize=False, extra_args={GROUP: "abort"}
+        )
         engine.add_request(name, {"prompt_token_ids": prompt}, params)
     for _ in range(6):
         engine.step()
     engine.abort_request(["aborted"])
     while engine.has_unfinished_requests():
         engine.step()
-    drafting.proposer.settle()
-    after = drafting.statistics
-    assert after["running"] == before["running"] == 0
-    assert after["history_tokens"] >= before["history_tokens"] + 90 + 6
+    drafting.generate([[5, 6, 7]], max_tokens=1)  # the runner learns in the next step who has ended
+    assert drafting.statistics["running"] <= 1
+    lengths = [
+        rest.size for group, _, rest, _, _ in drafting.proposer.drafter._history.conversations() if group == "abort"
+    ]
+    assert len(lengths) == 2
+    assert 6 <= min(lengths) < max(lengths) == 90
 
 
 def test_structured_output(plain, drafting):
@@ -344,15 +348,16 @@ def test_a_replica_on_which_drafts_do_not_pay_stops_drafting(drafting, monkeypat
     assert after["drafting"] == 0.0
 
 
-def test_temperature_one_has_the_exact_distribution(tmp_path, monkeypatch, record_property):
-    """Chi-square over every outcome of four tokens out of five, drafts forced by the lowest threshold.
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_distribution_is_exact(tmp_path, monkeypatch, record_property, temperature):
+    """Chi-square over every outcome of four tokens out of five, drafts forced by a low threshold.
 
-    Spec-RL #14: acceptance without residual sampling changes the distribution.
+    Spec-RL #14: acceptance without residual sampling changes the distribution. vLLM's own CPU sampler does, at every
+    temperature, without `cpu_sampling`.
     """
-    from scipy.stats import chi2
     from transformers import Qwen2ForCausalLM
 
-    vocab, length, samples = 5, 4, 6400
+    vocab, length, samples = 5, 4, 3200
     weights = tiny_qwen2.build(False, seed=1, vocab=vocab)
     path = tiny_qwen2.save(weights, tmp_path, False, torch.float32)
     model, prompt = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32), [1, 3, 0, 2]
@@ -360,15 +365,14 @@ def test_temperature_one_has_the_exact_distribution(tmp_path, monkeypatch, recor
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *outcome] for outcome in outcomes])).logits[:, len(prompt) - 1 : -1]
     chosen = torch.tensor(outcomes)[..., None]
-    expected = samples * torch.log_softmax(logits.double(), -1).gather(2, chosen)[..., 0].sum(1).exp().numpy()
+    expected = samples * torch.log_softmax(logits.double() / temperature, -1).gather(2, chosen)[..., 0].sum(1).exp().numpy()
 
     config = SlipstreamConfig(drafter=DrafterConfig(mode="suffix", threshold=0.01))
     monkeypatch.setenv(SLIPSTREAM_NODE, to_json(config))
     engine = Engine(path, max_num_seqs=64, max_model_len=128)
     monkeypatch.setattr(engine.proposer.drafter.load, "wants_drafts", lambda batch: True)
-    seen = Counter(
-        tuple(answer) for answer in engine.generate([prompt] * samples, temperature=1.0, max_tokens=length)
-    )
+    answers = engine.generate([prompt] * samples, temperature=temperature, max_tokens=length)
+    seen = Counter(map(tuple, answers))
     statistics = engine.statistics
     assert statistics["verified"] > samples, "most rows are verified with drafts"
     assert 0.1 < statistics["accepted"] / statistics["verified"] < 0.9
@@ -376,7 +380,8 @@ def test_temperature_one_has_the_exact_distribution(tmp_path, monkeypatch, recor
     rare = expected < 5
     observed = np.append(observed[~rare], observed[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
-    p = chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1)
+    distance = torch.tensor(((observed - expected) ** 2 / expected).sum())
+    p = float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2, dtype=torch.float64), distance / 2))
     record_property("p", p)
     assert p > 1e-3
 
