@@ -313,7 +313,7 @@ def _watch_runner() -> None:
         return execute_model(self, scheduler_output, *args, **kwargs)
 
     announced.slipstream = True  # type: ignore[attr-defined]
-    GPUModelRunner.execute_model = announced
+    GPUModelRunner.execute_model = announced  # type: ignore[method-assign]
 
 
 def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
