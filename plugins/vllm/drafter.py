@@ -58,8 +58,15 @@ def speculative_config(longest_draft: int) -> dict[str, Any]:
     return {
         "method": "custom_class",
         "model": f"{SuffixProposer.__module__}.{SuffixProposer.__qualname__}",
-        "num_speculative_tokens": longest_draft,
+        "num_speculative_tokens": max(1, longest_draft),  # vLLM takes no 0; the drafter does
     }
+
+
+def prompt_group(prompt: NDArray[np.int32]) -> str:
+    """The group of a request that names none."""
+    from slipstream.core.drafter.snapshot import digest
+
+    return digest(prompt)
 
 
 class SuffixProposer:
@@ -212,15 +219,13 @@ class SuffixProposer:
         return {**self.drafter.statistics, **self._totals, "drafting": drafting}
 
     def _begin_request(self, state: Any, request_id: str, tokens: NDArray[np.int32], prompt: int) -> _Request:
-        from slipstream.core.drafter.snapshot import digest
-
         assert self.drafter is not None, "asked only where it drafts"
         params = state.sampling_params
         group = (params.extra_args or {}).get(GROUP)
         if self._requests.pop(request_id, None) is not None:
             self.drafter.finish(request_id)
             self._totals["restarted"] += 1
-        self.drafter.start(request_id, tokens, digest(tokens[:prompt]) if group is None else str(group))
+        self.drafter.start(request_id, tokens, prompt_group(tokens[:prompt]) if group is None else str(group))
         stops = frozenset((*(params.stop_token_ids or ()), params.eos_token_id)) - {None}
         request = self._requests[request_id] = _Request(prompt + params.max_tokens, stops)
         return request

@@ -46,9 +46,10 @@ class WorkerExtension:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
         config = from_environment()
-        require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
-        keep_weights_unpacked()
-        keep_experts_unpacked()
+        if config is None or config.weight_sync.mode != "native":
+            require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
+            keep_weights_unpacked()
+            keep_experts_unpacked()
         create = super().__new__
         worker = create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
         worker._slipstream_watch()
