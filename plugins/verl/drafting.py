@@ -91,7 +91,7 @@ def drafter_metrics(totals: Counter[str], before: Counter[str], replicas: int) -
         acceptance: accepted tokens per verified one; tokens_per_step: tokens that a request got per step of the engine;
         drafted, verified, accepted, emitted: tokens; seconds: spent in drafting, all replicas; off_share: steps that
         the load switch kept plain; drafting: share of replicas that draft now; turned_on, turned_off, probes: of the
-        switch; history_tokens, history_mbytes: held by a replica.
+        switch; fed: rollouts that replicas got from others; history_tokens, history_mbytes: held by a replica.
     """
     step = {name: totals[name] - before[name] for name in totals}
     return {
@@ -101,7 +101,7 @@ def drafter_metrics(totals: Counter[str], before: Counter[str], replicas: int) -
         "seconds": step["drafting_seconds"],
         "off_share": step["steps_off"] / max(1, step["steps"]),
         "drafting": totals["drafting"] / replicas,
-        **{name: float(step[name]) for name in ("turned_on", "turned_off", "probes")},
+        **{name: float(step[name]) for name in ("turned_on", "turned_off", "probes", "fed")},
         "history_tokens": totals["history_tokens"] / replicas,
         "history_mbytes": totals["history_bytes"] / replicas / 1e6,
     }

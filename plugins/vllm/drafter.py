@@ -96,7 +96,7 @@ class SuffixProposer:
         self._ended = 0.0  # when the last drafts were ready
         self._drafting = 0.0  # seconds that they took
         self._batch = 1
-        self._totals = {"drafting_seconds": 0.0, "row_steps": 0, "verified": 0, "restarted": 0}
+        self._totals = {"drafting_seconds": 0.0, "row_steps": 0, "verified": 0, "restarted": 0, "fed": 0}
         self._feeding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slipstream-history")
         self._fed: list[Future[None]] = []
         self.drafter: SuffixDrafter | None = None
@@ -209,7 +209,7 @@ class SuffixProposer:
     def statistics(self) -> dict[str, float] | None:
         """Counters since the start: those of the drafter, and `verified` (drafted tokens that were scheduled),
         `row_steps` (rows of all steps), `restarted` (requests whose tokens were not those expected),
-        `drafting_seconds`, and `drafting`, whether a batch like the last one drafts. None where there is no drafter.
+        `fed` (rollouts taken from others), `drafting_seconds`, and `drafting`, whether a batch like the last one drafts. None where there is no drafter.
         """
         if self.drafter is None:
             return None
@@ -251,11 +251,10 @@ class SuffixProposer:
         between = min(step.began - self._ended, running) if self._ended else 0.0
         self.drafter.timed(len(sampled), drafted, sum(map(len, sampled)), running + between + self._drafting)
 
-    @staticmethod
-    def _feed(drafter: SuffixDrafter, rollouts: list[Rollout]) -> None:
+    def _feed(self, drafter: SuffixDrafter, rollouts: list[Rollout]) -> None:
         try:
             for group, prompt, response, version in rollouts:
-                drafter.add_history(group, _ids(prompt), _ids(response), version)
+                self._totals["fed"] += drafter.add_history(group, _ids(prompt), _ids(response), version)
         except Exception:
             logger.exception("slipstream: rollouts of other engines did not reach the history")
             raise

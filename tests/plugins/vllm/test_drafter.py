@@ -293,6 +293,7 @@ def test_history_is_fed_saved_loaded_and_outlives_weight_updates(plain, drafting
         assert engine.generate(asked) == answers
         return engine.statistics["steps"] - before
 
+    assert drafting.statistics["fed"] == 3
     assert steps(drafting) < 20, "never asked before"
     (new,) = tight.llm.collective_rpc("slipstream_drafter_load", args=(str(tmp_path / "history"),))
     assert new >= 3
