@@ -93,7 +93,8 @@ def drafter_metrics(totals: Counter[str], before: Counter[str], replicas: int) -
         the load switch kept plain; drafting: share of replicas that draft now; turned_on, turned_off, probes: of the
         switch; fed: rollouts that replicas got from others; history_tokens, history_mbytes: held by a replica.
     """
-    step = {name: totals[name] - before[name] for name in totals}
+    step = totals.copy()
+    step.subtract(before)
     return {
         "acceptance": step["accepted"] / max(1, step["verified"]),
         "tokens_per_step": step["emitted"] / max(1, step["row_steps"]),

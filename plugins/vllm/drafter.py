@@ -208,8 +208,9 @@ class SuffixProposer:
     @property
     def statistics(self) -> dict[str, float] | None:
         """Counters since the start: those of the drafter, and `verified` (drafted tokens that were scheduled),
-        `row_steps` (rows of all steps), `restarted` (requests whose tokens were not those expected),
-        `fed` (rollouts taken from others), `drafting_seconds`, and `drafting`, whether a batch like the last one drafts. None where there is no drafter.
+        `row_steps` (rows of all steps), `restarted` (requests whose tokens were not those expected), `fed` (rollouts
+        taken from others), `drafting_seconds`, and `drafting`, whether a batch like the last one drafts. None where
+        there is no drafter.
         """
         if self.drafter is None:
             return None
