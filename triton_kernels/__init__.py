@@ -12,16 +12,19 @@ from .cast_extract import HALVES, CastChanges, cast_extract
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
 from .gather import gather, put
+from .packed import PackedChanges
 from .placement import on_gpu
 from .restrict import restrict
-from .scatter import Applied, scatter_changes, undo
+from .scatter import Applied, AppliedPacked, scatter_changes, scatter_packed, undo
 
 __all__ = [
     "BITS_OF_WIDTH",
     "HALVES",
     "Applied",
+    "AppliedPacked",
     "Box",
     "CastChanges",
+    "PackedChanges",
     "as_bits",
     "as_unsigned_numpy",
     "cast_extract",
@@ -34,5 +37,6 @@ __all__ = [
     "put",
     "restrict",
     "scatter_changes",
+    "scatter_packed",
     "undo",
 ]

@@ -80,6 +80,7 @@ def normalise(box: Box) -> Box:
     return Box(box.src_offset, box.dst_offset, sizes, src_strides, dst_strides)
 
 
+@lru_cache(maxsize=1 << 16)
 def _reach(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if prod(sizes) == 0:
         return 0

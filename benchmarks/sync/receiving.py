@@ -207,8 +207,8 @@ class _Script:
     def receive(self, timeout: float) -> bytes:
         if self._sections is None and not self._queue:
             return encode(Table(self._stream.specs, RUN), self._exchange)
-        item = self._queue.pop(0)
-        return bytes(bytearray(item)) if isinstance(item, bytes) else encode(item, self._exchange)  # a fresh frame
+        item = self._queue.pop(0)  # a frame was made anew for this sync: only the message around it is made here
+        return item if isinstance(item, bytes) else encode(item, self._exchange)
 
     def close(self) -> None:
         pass

@@ -23,7 +23,7 @@ from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import whole_tensors
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import link_units
-from slipstream.core.weights.wire import Changes, Identity, UnitTable, pack_frame, unpack_frame
+from slipstream.core.weights.wire import Identity, Range, UnitTable, pack_frame, unpack_frame
 from slipstream.core.weights.wire.class_levels import EXPONENTS
 from slipstream.triton_kernels import Box, as_bits
 
@@ -161,10 +161,10 @@ def _bounds(end: End, frames: Sequence[bytes], identity: Identity) -> tuple[floa
     for index, frame in enumerate(frames):
         for section in unpack_frame(frame, identity, index, table, olds.__getitem__):
             old = olds[section.unit].all()
-            if isinstance(section, Changes):
-                positions, values = section.positions, section.values
-            else:
+            if isinstance(section, Range):
                 positions, values = np.arange(section.first, section.first + section.values.size), section.values
+            else:
+                positions, values = section.positions, section.values
             moved = old[positions] != values
             positions, values = positions[moved], values[moved]
             bits += positions_bound(old, positions, exponent)

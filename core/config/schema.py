@@ -43,7 +43,7 @@ class WeightSyncConfig:
     """A sync whose acknowledgements do not arrive in this time raises."""
 
     chunk_megabytes: int = field(default=64, metadata=above(0))
-    """Largest piece that is sent at once, in MiB."""
+    """Size of the pieces that are sent, in MiB; the changes of one tensor are never cut."""
 
     audit_every: int = field(default=0, metadata=at_least(0))
     """Every so many syncs the engine is also loaded densely by its own loader and the checksums must agree;

@@ -27,6 +27,11 @@ class Codec:
     decode: Callable[..., Any]
     """`decode(data, old)` returns (positions, values); a `ValueError` for what no encoder writes."""
 
+    unpack: Callable[..., Any] | None = None
+    """`unpack(data, old)` returns the same as `PackedChanges` of `triton_kernels`, in half the bytes, for a unit on the
+    host; errors as of `decode`. New values may depend on what is in memory when they are written. None: no such form.
+    """
+
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""
 

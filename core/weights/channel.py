@@ -84,7 +84,7 @@ class InProcessHub:
         try:
             item = self._inbox.get(timeout=timeout)
         except queue.Empty:
-            raise SyncTimeoutError(f"no engine worker answered within {timeout:g} s") from None
+            raise SyncTimeoutError(f"no engine worker answered within {timeout:.5g} s") from None
         if isinstance(item, BaseException):
             self._inbox.put(item)
             raise item
@@ -114,7 +114,7 @@ class InProcessSubscriber:
         try:
             return self._inbox.get(timeout=timeout)
         except queue.Empty:
-            raise SyncTimeoutError(f"the trainer said nothing for {timeout:g} s") from None
+            raise SyncTimeoutError(f"the trainer said nothing for {timeout:.5g} s") from None
 
     def close(self) -> None:
         """Nothing to release."""

@@ -30,6 +30,8 @@ COSTS: dict[int, LevelCost] = {
     1: LevelCost(10.5, (0.0, 23e-9), (0.0, 15e-9)),
     2: LevelCost(7.2, (0.11e-9, 16e-9), (0.22e-9, 29e-9)),
 }
+LEVELS = tuple(COSTS)
+"""All codec levels."""
 
 
 class LevelChooser:
@@ -47,6 +49,7 @@ class LevelChooser:
         self._slowness: dict[int, float] = {}  # level -> measured over predicted codec time
         self._bits: dict[int, float] = {}  # level -> measured bits a change
         self._last: int | None = None
+        self._used: set[int] = set()
 
     def choose(self, elements: int, workers: int) -> int:
         """The level for a sync of a link of `elements` elements to `workers` workers; logged when it changes."""
@@ -77,14 +80,18 @@ class LevelChooser:
     def observe_codec(self, level: int, elements: int, changes: int, size: int, seconds: float) -> None:
         """A delta of `changes` changes took `size` bytes, and encoding and decoding it took `seconds` in all.
 
-        Nothing is learned of the codec from a delta without changes, or from too few bytes.
+        Nothing is learned of the codec from a delta without changes, or from too few bytes; nor of its speed from the
+        first at a level, which may include compiling it.
         """
         self._changes = changes
         predicted = _codec_seconds(COSTS[level], elements, changes) / self._cores
         # Small updates are all overhead, which is the same at every level and must not decide.
         if changes and size >= _LEAST_BYTES:
-            self._slowness[level] = _smooth(self._slowness.get(level), seconds / predicted)
+            if level in self._used:
+                self._slowness[level] = _smooth(self._slowness.get(level), seconds / predicted)
             self._bits[level] = _smooth(self._bits.get(level), 8 * size / changes)
+        if changes:
+            self._used.add(level)
 
 
 def _codec_seconds(cost: LevelCost, elements: int, changes: float) -> float:

@@ -14,13 +14,21 @@ from slipstream.triton_kernels.class_codec import MAX_CLASSES
 @hookimpl
 def slipstream_codecs() -> Iterable[Codec]:
     """Levels 0 to 2."""
-    yield Codec(name="elias-fano", level=0, encoder=elias_fano.Encoder, decode=elias_fano.decode, on_device=True)
+    yield Codec(
+        name="elias-fano",
+        level=0,
+        encoder=elias_fano.Encoder,
+        decode=elias_fano.decode,
+        unpack=elias_fano.unpack,
+        on_device=True,
+    )
     for level, most in ((1, 1), (2, MAX_CLASSES)):
         yield Codec(
             name="ulp" if level == 1 else "class",
             level=level,
             encoder=partial(class_levels.ClassEncoder, most),
             decode=class_levels.decode,
+            unpack=class_levels.unpack,
             dtypes=frozenset(class_levels.EXPONENTS),
             on_device=True,
         )

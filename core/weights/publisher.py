@@ -17,6 +17,7 @@ from slipstream.core.weights.delivery import Chunk, Delivery, Peer
 from slipstream.core.weights.errors import FingerprintMismatchError, LayoutChangedError, SyncError
 from slipstream.core.weights.history import History
 from slipstream.core.weights.layout import TensorLayout
+from slipstream.core.weights.level import LEVELS
 from slipstream.core.weights.messages import Abort, Begin, decode, encode
 from slipstream.core.weights.roster import Roster, WorkerLayout
 from slipstream.core.weights.sending import SendingLink
@@ -25,6 +26,7 @@ from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import TrainerShards, whole_tensors
 from slipstream.core.weights.units import link_units
 from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
+from slipstream.core.weights.warm_up import warm_up
 from slipstream.core.weights.wire import NO_BASE, Identity
 from slipstream.triton_kernels import as_bits
 
@@ -217,6 +219,8 @@ class Publisher:
         delivery.commit(audit is not None)
         delivered = time.perf_counter()
         audited = self._audit(update, audit, delivery)
+        if update.seed and not self._settings.dense and not self._settings.keep_on_device:
+            self._warm_up()
         return SyncReport(
             run=self.run,
             base=None if update.seed else acked,
@@ -354,6 +358,12 @@ class Publisher:
     def _seed_chunks(self, link: SendingLink) -> list[Chunk]:
         arrays = [(index, unit.numel, unit.width) for index, unit in enumerate(link.units)]
         return range_chunks(arrays, link.dense, self._settings.chunk_bytes)
+
+    def _warm_up(self) -> None:
+        table, level = self._table, self._settings.level
+        held = zip(table.specs, table.kinds, table.dtypes, strict=True)
+        dtypes = {(spec.torch_dtype, dtype) for spec, kind, dtype in held if kind == "mapped"}
+        warm_up(dtypes, LEVELS if level is None else (level,))
 
     def _audit_link(self, update: Update) -> SendingLink | None:
         """An engine that takes every tensor whole, in the trainer's dtype, through its own loader."""

@@ -21,11 +21,13 @@ from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutE
 from slipstream.core.weights.feed import Feed, expect
 from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
+from slipstream.core.weights.level import LEVELS
 from slipstream.core.weights.messages import Applied, Audited, Begin, Commit, Done, Hello, Layout, Table, Units
 from slipstream.core.weights.recorder import record_layout
-from slipstream.core.weights.tensors import TensorSpec
+from slipstream.core.weights.tensors import DTYPES, TensorSpec
 from slipstream.core.weights.transaction import Transaction
 from slipstream.core.weights.units import WireUnit
+from slipstream.core.weights.warm_up import warm_up
 from slipstream.core.weights.wire import NO_BASE, CorruptFrameError, Identity, Range, Section, UnitTable, unpack_frame
 
 logger = logging.getLogger(__name__)
@@ -38,11 +40,20 @@ class Subscriber:
     """Holds a worker's layout and the version of the weights in its memory.
 
     Either an update is applied and acknowledged as a whole, or the worker keeps the weights it had: everything is
-    decoded before the first write of a delta, and every write is undone unless the publishers commit.
+    decoded before the first write of a delta, and every write is undone unless the publishers commit. Only whether an
+    element that moves (levels 1 and 2) stays in its type shows as it is written.
     """
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, announce: bool = True) -> None:
+        """Start without a version.
+
+        Args:
+            engine: the worker.
+            name: of it, for logs and errors.
+            announce: whether plugins hear of new versions.
+        """
         self._engine = engine
+        self._announce = announce
         self._name = f"{name} #{uuid.uuid4().hex[:6]}"  # two engines may call their ranks the same
         self._layout: LayoutMap | None = None
         self._table: str | None = None
@@ -92,8 +103,12 @@ class Subscriber:
             _tell(feeds, error)
             raise
         self._update(feeds, timeout)
-        target = feeds[0].begin.target
-        plugins().hook.slipstream_weights_changed(version=target)
+        target, seed = feeds[0].begin.target, feeds[0].begin.base is None
+        if self._announce:
+            plugins().hook.slipstream_weights_changed(version=target)
+        if seed and self._engine.device.type == "cpu":
+            held = zip(self._layout.specs, self._layout.tensors, strict=True)
+            warm_up({(spec.torch_dtype, DTYPES[t.dtype]) for spec, t in held if t.kind == "mapped"}, LEVELS)
         return target
 
     def _meet(self, feed: Feed, timeout: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,9 @@ from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import Changes, CorruptFrameError, Range, Section
+from slipstream.core.weights.wire import Changes, CorruptFrameError, Packed, Range, Section
 from slipstream.core.weights.wire.arrays import to_device
-from slipstream.triton_kernels import Applied, scatter_changes
+from slipstream.triton_kernels import Applied, AppliedPacked, Box, scatter_changes, scatter_packed
 from slipstream.triton_kernels import undo as undo_scatter
 
 
@@ -30,7 +30,7 @@ class _Attributes(NamedTuple):
 
 class _Scattered(NamedTuple):
     storage: torch.Tensor
-    applied: Applied
+    applied: Applied | AppliedPacked
 
 
 class Transaction:
@@ -52,9 +52,17 @@ class Transaction:
         """Units written in full; their fingerprint must be recomputed."""
 
     def write(self, section: Section) -> None:
-        """Apply one decoded section."""
-        if isinstance(section, Changes):
-            self._scatter(section)
+        """Apply one decoded section.
+
+        Raises:
+            CorruptFrameError: it does not fit the unit, or what is in memory; nothing of it is left there.
+        """
+        if isinstance(section, Packed):
+            self._scatter(section.unit, lambda storage, box: scatter_packed(storage, box, section.changes))
+        elif isinstance(section, Changes):
+            device = self._engine.device
+            change = to_device(section.positions, device), to_device(section.values, device)
+            self._scatter(section.unit, lambda storage, box: scatter_changes(storage, box, *change))
         else:
             self._collect(section)
 
@@ -101,19 +109,20 @@ class Transaction:
         names = [self._layout.specs[tensor].name for tensor in self._units[unit].tensors]
         return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
-    def _scatter(self, changes: Changes) -> None:
-        unit = self._units[changes.unit]
+    def _scatter(self, number: int, scatter: Callable[[torch.Tensor, Box], Applied | AppliedPacked]) -> None:
+        unit = self._units[number]
         if unit.by_loader:
-            raise CorruptFrameError(f"{self._name(changes.unit)} must travel in full, but only its changes came")
-        device = self._engine.device
-        positions, values = to_device(changes.positions, device), to_device(changes.values, device)
+            raise CorruptFrameError(f"{self._name(number)} must travel in full, but only its changes came")
         delta = 0
         for piece in unit.pieces:
             storage = self._layout.storages[piece.storage]
-            applied = scatter_changes(storage, piece.as_box(), positions, values)
+            try:
+                applied = scatter(storage, piece.as_box())
+            except ValueError as error:
+                raise CorruptFrameError(f"{self._name(number)}: {error}") from error
             self._undo.append(_Scattered(storage, applied))
             delta += applied.fingerprint_delta
-        self.deltas[changes.unit] = (self.deltas.get(changes.unit, 0) + delta) & MASK
+        self.deltas[number] = (self.deltas.get(number, 0) + delta) & MASK
 
     def _collect(self, part: Range) -> None:
         whole = self._whole.add(part)

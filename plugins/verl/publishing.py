@@ -98,11 +98,16 @@ class VerlPublisher:
         self._chain_failures = 0
 
     def _may_shard(self, shards: ShardSource) -> bool:
-        if self._config.weight_sync.senders == "one" or self._config.weight_sync.chain is not None:
-            return False  # a chain is written by one rank, from whole tensors
-        obstacle = shards.obstacle()
-        if obstacle:
-            logger.info("weights are gathered before they are sent: %s", obstacle)
+        sync = self._config.weight_sync
+        if sync.senders == "one" or not _several_ranks():
+            return False
+        if sync.chain is not None:
+            obstacle = "slipstream.weight_sync.chain is written by one rank, from whole tensors"
+        else:
+            obstacle = shards.obstacle()
+        if obstacle and torch.distributed.get_rank() == 0:
+            # A warning: verl's processes do not show what is logged as information.
+            logger.warning("weights are gathered before they are sent: %s", obstacle)
         return not obstacle
 
     @property
@@ -194,7 +199,10 @@ class VerlPublisher:
             )
         engine = asyncio.ensure_future(call_engine())
         engine.add_done_callback(lambda task: _report_failure(task, channel))
-        report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
+        try:
+            report = await asyncio.to_thread(self._deliver, update, channel, workers, agree)
+        except SyncTimeoutError as error:  # vLLM may notice later than this that a worker has died
+            raise SyncTimeoutError(f"{error}; if one of the engine's workers died, its log above says why") from error
         await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
             self._events.emit("weight_sync", step=step, **asdict(report))
@@ -256,11 +264,15 @@ async def answer(call: Awaitable[_T], timeout: float, what: str) -> _T:
 
 def all_ranks(ready: bool) -> bool:
     """Whether every trainer rank is ready: one collective, so that no rank commits while another has failed."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if not _several_ranks():
         return ready
     flag = torch.tensor([int(ready)])
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
     return bool(flag.item())
+
+
+def _several_ranks() -> bool:
+    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _gathered(report: SyncReport | None) -> list[SyncReport | None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+import socket
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +23,9 @@ from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 WIRE_FORMAT = "slipstream"
 """`wire_format` under which the checkpoint engine hands over an endpoint instead of tensors."""
+
+_SOCKETS = "slipstream-"
+_OPENING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class SlipstreamServerAdapter(ServerAdapter):
     _adapter_publisher: VerlPublisher | None = None
     _syncs = 0
     """Syncs that this rank began: the same number on all, so it names one for the workers of all."""
+    _swept = False
     slipstream_shards: ShardSource | None = None
     """Set by the worker that owns this adapter, on trainer ranks."""
 
@@ -96,12 +104,11 @@ class SlipstreamServerAdapter(ServerAdapter):
         adapter: Adapter | None = None,
     ) -> None:
         """Every rank sends gathered tensors to the worker on its own GPU."""
-        stream = f"{self.replica_rank}{'-adapter' if adapter is not None else ''}"
-        socket = os.path.join(tempfile.gettempdir(), f"{self._run_name()}-{stream}-{{local_rank}}.sock")
         self._syncs += 1
         try:
-            channel = publisher.open(f"ipc://{socket.format(local_rank=self._local_rank())}", same_host=True)
-            address = Address.parse(channel.invite(str(self._syncs)))._replace(endpoint=f"ipc://{socket}")
+            path = self._socket(f"{self.replica_rank}{'-adapter' if adapter is not None else ''}-{{local_rank}}")
+            channel = publisher.open(f"ipc://{path.format(local_rank=self._local_rank())}", same_host=True)
+            address = Address.parse(channel.invite(str(self._syncs)))._replace(endpoint=f"ipc://{path}")
         except BaseException:
             for _ in weights:  # collectives: the other ranks wait in them
                 pass
@@ -121,10 +128,7 @@ class SlipstreamServerAdapter(ServerAdapter):
         """Every rank sends what it holds to all workers of all replicas."""
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         same_host = int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size
-        if same_host:
-            endpoint = f"ipc://{os.path.join(tempfile.gettempdir(), f'{self._run_name()}-rank{rank}.sock')}"
-        else:
-            endpoint = node_address()
+        endpoint = f"ipc://{self._socket(f'rank{rank}')}" if same_host else node_address()
         channel, addresses = publisher.shared(endpoint, same_host)
         await publisher.publish(
             (),
@@ -145,9 +149,32 @@ class SlipstreamServerAdapter(ServerAdapter):
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])
 
-    def _run_name(self) -> str:
+    def _socket(self, name: str) -> str:
+        """Path of a socket of this run."""
         # Ray's job ids start anew in every cluster, so two runs on one node may share them: hence the run id.
-        return f"slipstream-{os.environ.get(RUN_NONCE, '')[:12] or ray.get_runtime_context().get_job_id()}"
+        run = os.environ.get(RUN_NONCE, "")[:12] or ray.get_runtime_context().get_job_id()
+        folder = tempfile.gettempdir()
+        if not self._swept:
+            self._swept = True
+            remove_stale_sockets(os.path.join(glob.escape(folder), f"{_SOCKETS}*.sock"))
+        return os.path.join(folder, f"{_SOCKETS}{run}-{name}.sock")
+
+
+def remove_stale_sockets(pattern: str) -> None:
+    """Remove the sockets that earlier runs left on this node: Ray kills its workers, so none removes its own.
+
+    Args:
+        pattern: of their paths. Those that somebody listens on stay, and those of the last minute: one that is being
+            opened refuses connections as well.
+    """
+    for path in glob.glob(pattern):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:  # another user's, or just removed
+            if time.time() - os.stat(path).st_mtime > _OPENING_SECONDS:
+                probe.settimeout(1.0)
+                try:
+                    probe.connect(path)
+                except ConnectionRefusedError:
+                    os.unlink(path)
 
 
 def node_address() -> str:

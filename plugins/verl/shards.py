@@ -69,8 +69,6 @@ class ShardSource(ABC):
 
     def obstacle(self) -> str:
         """Why weights have to be gathered; empty when they need not. The same on every rank; may be a collective."""
-        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-            return "the trainer has one rank"
         if getattr(self._engine, "_qat_enabled", False):
             return "verl quantises what it sends"
         return self._obstacle()

@@ -228,7 +228,7 @@ class SuffixProposer:
             self._totals["restarted"] += 1
         self.drafter.start(request_id, tokens, prompt_group(tokens[:prompt]) if group is None else str(group))
         stops = frozenset((*(params.stop_token_ids or ()), params.eos_token_id)) - {None}
-        request = self._requests[request_id] = _Request(prompt + params.max_tokens, stops)
+        request = self._requests[request_id] = _Request(prompt + (params.max_tokens or sys.maxsize), stops)
         return request
 
     def _end_gone(self, runner: Any) -> None:

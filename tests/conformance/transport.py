@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from socket import AF_UNIX, socket
 from typing import Any
 
 import pytest
+import zmq
 from toy_engine import ToyEngine, checkpoint
-from transport_peers import Trainer, drop_both_ends, read_frames, serve_frames, trained
+from transport_peers import Trainer, die_in_a_sync, leave_ends, read_frames, serve_frames, trained
 
-from slipstream.core.weights import EngineFailedError, SyncError, SyncTimeoutError
-from slipstream.core.weights.transports import Connections, PublisherEndpoint, bind
+from slipstream.core.weights import EngineFailedError, Subscriber, SyncError, SyncTimeoutError
+from slipstream.core.weights.transports import Address, Connections, PublisherEndpoint, bind
 
 TIMEOUT = 20.0
 SHORT = 2.0
@@ -177,7 +179,8 @@ class TransportConformance:
                 leaving.result(LONG_WAIT)
 
     def test_a_worker_that_dies_and_its_successor(self, endpoint, workers):
-        with self.bound(endpoint, TIMEOUT) as end:
+        timeout = 8.0  # the time that some transports take to notice
+        with self.bound(endpoint, timeout) as end:
             address = end.invite()
             with self.spawned(read_frames, address, b"mortal", 1000, LONG_WAIT) as process:
                 survivor = workers.submit(read_frames, address, b"survivor", 1000, TIMEOUT)
@@ -190,7 +193,7 @@ class TransportConformance:
 
                 with pytest.raises(SyncTimeoutError):
                     flood(end, peers, 1 << 20, {3: kill})
-                assert time.monotonic() - killed[0] < 2 * TIMEOUT
+                assert time.monotonic() - killed[0] < 2 * timeout
             for peer in peers:
                 try:
                     end.send(peer, b"STOP")
@@ -205,7 +208,7 @@ class TransportConformance:
             for reader in readers:
                 assert reader.result(LONG_WAIT) == [frame_of(n, 1 << 20) for n in range(3)]
 
-    def test_a_trainer_that_dies_and_its_successor(self, endpoint):
+    def test_a_trainer_that_dies_and_its_successor(self, endpoint, workers):
         connections = Connections()
 
         def take(process: multiprocessing.process.BaseProcess) -> None:
@@ -221,23 +224,49 @@ class TransportConformance:
                 take(process)
             process.join(TIMEOUT)
             assert process.exitcode == -signal.SIGKILL
-        with (
-            self.spawned(serve_frames, self.name, endpoint, "second"),
-            connections.joined([self.address(endpoint, "second")], LONG_WAIT) as channels,
-        ):
-            channels[0].send(b"here")
+        with self.bound(endpoint) as end:
+            end.invite("second")
+            reader = workers.submit(read_frames, self.address(endpoint, "second"), b"here", 5, LONG_WAIT, connections)
+            peer, _ = end.receive(LONG_WAIT)
             for number in range(5):
-                assert channels[0].receive(LONG_WAIT) == frame_of(number, 1 << 20)
+                end.send_all([peer], frame_of(number, 1 << 20))
+            assert reader.result(LONG_WAIT) == [frame_of(n, 1 << 20) for n in range(5)]
         connections.close()
 
+    def test_a_trainer_killed_in_a_sync_leaves_the_engine_as_it_was(self, endpoint):
+        self.kill_in_a_sync(endpoint, "frame")
+
+    def kill_in_a_sync(self, endpoint: str, moment: str) -> None:
+        """See `die_in_a_sync`; then another run, on the socket that was left behind, goes on with the engine."""
+        engine, connections = ToyEngine(), Connections()
+        subscriber = Subscriber(engine, "worker")
+
+        def take(timeout: float) -> None:
+            with connections.joined([self.address(f"{endpoint}0", "life")], timeout) as channels:
+                subscriber.sync(channels, timeout)
+
+        with self.spawned(die_in_a_sync, self.name, f"{endpoint}0", moment) as process:
+            for _ in range(2):
+                take(LONG_WAIT)
+            before = engine.checksums()
+            with pytest.raises(SyncTimeoutError):
+                take(SHORT)
+            process.join(TIMEOUT)
+            assert process.exitcode == -signal.SIGKILL
+        assert engine.checksums() == before == engine.densely_loaded(trained(checkpoint(), "sparse", 1))
+        with Trainer(self.name, endpoint, [engine], 1, TIMEOUT, workers=[(subscriber, connections)]) as trainer:
+            weights = checkpoint()
+            for step in range(2):
+                weights = trained(weights, "sparse", step)
+                assert [report.seeded_workers for report in trainer.sync(weights)] == [1 - step]
+                assert trainer.holds(weights)
+
     def test_ends_that_nobody_closes_do_not_hang_the_process(self, endpoint):
-        with self.spawned(drop_both_ends, self.name, endpoint) as process:
+        with self.spawned(leave_ends, self.name, endpoint) as process:
             process.join(60)
             assert process.exitcode == 0
 
     def address(self, endpoint: str, sync: str) -> str:
-        from slipstream.core.weights.transports import Address
-
         return str(Address(self.name, endpoint, sync))
 
     def test_a_connection_outlives_a_trainer_between_two_syncs(self, endpoint, workers):
@@ -302,6 +331,55 @@ class TransportConformance:
             peer, _ = end.receive(LONG_WAIT)
             end.send_all([peer], frame_of(0, 9))
             assert reader.result(LONG_WAIT) == [frame_of(0, 9)]
+
+    def test_a_failed_engine_call_ends_the_frames_and_the_next_sync_starts_anew(self, endpoint, workers):
+        """The worker reads no more, as its engine is dead; its successor must not wait for what was under way."""
+        connections = Connections()
+        with self.bound(endpoint) as end:
+            with connections.joined([end.invite()], TIMEOUT) as channels:
+                channels[0].send(b"here")
+                peer, _ = end.receive(TIMEOUT)
+                reading = workers.submit(channels[0].receive, TIMEOUT)
+                died = LookupError("engine core died")
+                start = time.monotonic()
+                with pytest.raises((LookupError, SyncTimeoutError)) as raised:
+                    flood(end, [peer], 4 << 20, {0: lambda: threading.Timer(0.3, end.fail, [died]).start()})
+                assert died in (raised.value, raised.value.__cause__)
+                assert time.monotonic() - start < TIMEOUT / 2
+                assert reading.result(TIMEOUT) == frame_of(0, 4 << 20)
+            connections.close()
+            reader = workers.submit(read_frames, end.invite(), b"w", 3, TIMEOUT)
+            peer, _ = end.receive(LONG_WAIT)
+            start = time.monotonic()
+            for number in range(3):
+                end.send_all([peer], frame_of(number, 4 << 20))
+            assert reader.result(LONG_WAIT) == [frame_of(n, 4 << 20) for n in range(3)]
+            assert time.monotonic() - start < TIMEOUT / 2
+
+    def test_whoever_else_connects_is_not_heard(self, endpoint, workers):
+        """Another program, or a worker of a run that had this address before: neither stops a sync."""
+        with self.bound(endpoint) as end, zmq.Context() as context:
+            address = end.invite()
+            strangers = [context.socket(kind) for kind in (zmq.DEALER, zmq.REQ)]
+            for stranger in strangers:
+                stranger.connect(Address.parse(address).endpoint)
+                stranger.linger = 0
+            reader = workers.submit(read_frames, address, b"w", 3, TIMEOUT)
+            for parts in ([b"x"], [b""], [b"a", b"b", b"c"], [b"other", b"Hello"]):
+                strangers[0].send_multipart(parts)
+            strangers[1].send(b"GET / HTTP/1.1")
+            with socket(AF_UNIX) as plain:
+                plain.connect(Address.parse(address).endpoint.removeprefix("ipc://"))
+                plain.send(b"GET / HTTP/1.1\r\n\r\n")
+                time.sleep(0.2)
+                peer, said = end.receive(LONG_WAIT)
+                assert said == b"w"
+                for number in range(3):
+                    end.send_all([peer], frame_of(number, 1 << 20))
+                assert reader.result(LONG_WAIT) == [frame_of(n, 1 << 20) for n in range(3)]
+            assert end.receive(TIMEOUT) == (peer, b"w has all")
+            for stranger in strangers:
+                stranger.close()
 
     def test_nothing_is_left_open(self, endpoint, workers):
         def once() -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fault_world import Weights, shard_of, trained
 from sharded_trainer import Ranks
-from toy_engine import ToyEngine
+from toy_engine import ToyEngine, checkpoint
 
-from slipstream.core.weights import Publisher, PublisherSettings, Subscriber, SyncReport, TensorSpec, TrainerShards
+from slipstream.core.weights import (
+    Publisher,
+    PublisherSettings,
+    Subscriber,
+    SyncReport,
+    SyncTimeoutError,
+    TensorSpec,
+    TrainerShards,
+)
 from slipstream.core.weights.plan import Cut, sharded
 from slipstream.core.weights.transports import Connections, PublisherEndpoint, bind
 
@@ -34,12 +47,17 @@ def read_frames(
     return taken
 
 
-def serve_frames(transport: str, endpoint: str, sync: str) -> None:
-    """A trainer: wait for one worker, then send it frames of 1 MiB for as long as it takes them."""
+def _join_cluster(transport: str) -> None:
+    """That of the test, whatever other clusters there are on this machine."""
     if transport == "ray":
         import ray
 
-        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+        ray.init(address=os.environ["RAY_ADDRESS"], configure_logging=False, log_to_driver=False)
+
+
+def serve_frames(transport: str, endpoint: str, sync: str) -> None:
+    """A trainer: wait for one worker, then send it frames of 1 MiB for as long as it takes them."""
+    _join_cluster(transport)
     from transport import frame_of
 
     end = bind(transport, endpoint, True, 120.0)
@@ -51,12 +69,43 @@ def serve_frames(transport: str, endpoint: str, sync: str) -> None:
         number += 1
 
 
-def drop_both_ends(transport: str, endpoint: str) -> None:
-    """Leave a pair of connected ends to the garbage collector, as an engine in the trainer's own process may."""
-    if transport == "ray":
-        import ray
+def die_in_a_sync(transport: str, endpoint: str, moment: str) -> None:
+    """A trainer: two syncs with the only worker (the kernels are compiled then), and its death in the third.
 
-        ray.init(address="auto", configure_logging=False, log_to_driver=False)
+    Args:
+        transport: and `endpoint`, see `bind`.
+        endpoint: its messages are of the sync `life`, all three times.
+        moment: before the third frame, or before the first Commit.
+    """
+    _join_cluster(transport)
+    weights, end = checkpoint(), bind(transport, endpoint, True, 120.0)
+    publisher = Publisher(PublisherSettings(timeout=120.0, chunk_bytes=256, level=0))
+    end.invite("life")
+    for step in range(2):
+        publisher.sync(trained(weights, "sparse", step).items(), end, 1)
+    send, send_all, frames = end.send, end.send_all, itertools.count()
+
+    def send_or_die(peer: bytes, data: bytes) -> None:
+        if moment == "commit" and b"Commit" in data:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(peer, data)
+
+    def send_all_or_die(peers: Sequence[bytes], frame: bytes) -> None:
+        if moment == "frame" and next(frames) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send_all(peers, frame)
+
+    end.send, end.send_all = send_or_die, send_all_or_die  # type: ignore[method-assign]
+    publisher.sync(trained(weights, "everything", 2).items(), end, 1)
+
+
+def leave_ends(transport: str, endpoint: str) -> None:
+    """Leave pairs of connected ends to the garbage collector, as an engine in the trainer's own process may, and exit
+    right after a pair is closed on which frames were still under way.
+    """
+    _join_cluster(transport)
+    from transport import flood, frame_of
+
     for number in range(5):
         end, connections = bind(transport, f"{endpoint}{number}", True, 120.0), Connections()
         with connections.joined([end.invite()], 120.0) as channels:
@@ -66,21 +115,41 @@ def drop_both_ends(transport: str, endpoint: str) -> None:
         cycle.append(cycle)
         del end, connections, channels, cycle
         gc.collect()
+    end, connections = bind(transport, f"{endpoint}last", True, 120.0), Connections()
+    with ThreadPoolExecutor(1) as pool, connections.joined([end.invite()], 120.0) as channels:
+        channels[0].send(b"here")
+        peer, _ = end.receive(120.0)
+        reading = pool.submit(channels[0].receive, 120.0)
+        end.send_all([peer], frame_of(0, 4 << 20))
+        reading.result()
+        threading.Timer(0.2, end.fail, [LookupError("the engine died")]).start()
+        with contextlib.suppress(LookupError, SyncTimeoutError):
+            flood(end, [peer], 4 << 20, {})
+    connections.close()
+    end.close()
 
 
 class Trainer:
     """Publishers and subscribers over a transport, on connections that they keep."""
 
     def __init__(
-        self, transport: str, endpoint: str, engines: Sequence[ToyEngine], ranks: int, timeout: float, **settings: Any
+        self,
+        transport: str,
+        endpoint: str,
+        engines: Sequence[ToyEngine],
+        ranks: int,
+        timeout: float,
+        workers: Sequence[tuple[Subscriber, Connections]] = (),
+        **settings: Any,
     ) -> None:
+        """Bind `endpoint` and a number; `workers` serve the engines where they did so before."""
         self._ends: list[PublisherEndpoint] = [bind(transport, f"{endpoint}{r}", True, timeout) for r in range(ranks)]
         self._timeout = timeout
         self._settings = PublisherSettings(timeout=timeout, chunk_bytes=256, **settings)
         self._senders: dict[int, dict[str, Any]] | None = None
         self._publishers: list[Publisher] = []
         self._engines = engines
-        self._workers = [(Subscriber(engine, f"rank {engine.rank}"), Connections()) for engine in engines]
+        self._workers = workers or [(Subscriber(engine, f"rank {engine.rank}"), Connections()) for engine in engines]
 
     def __enter__(self) -> Trainer:
         return self

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import CorruptBlockError
+from ..packed import PackedChanges
 from .classes import BF16, BLOCK, FP8, FP16, FP32, MAX_CLASSES, Classes, Exponent
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Exponent",
     "decode",
     "encode",
+    "unpack",
 ]
 
 _WIDTHS = (1, 2, 4)
@@ -137,7 +139,7 @@ def decode(
         CorruptBlockError: `data` is nothing that `encode` returns for these arguments.
         TypeError, ValueError: arguments that do not fit each other.
 
-    Memory: the result, 8 bytes for each change, and about 30 for each change of a block in each thread. Whatever the
+    Memory: the result, 6 bytes for each change, and about 20 for each change of a block in each thread. Whatever the
     bytes say, at most n and at most 8 changes a byte are believed. On a GPU see `gpu`.
     """
     if isinstance(data, Tensor):
@@ -157,7 +159,37 @@ def decode(
         raise TypeError(f"expected uint8 data, got {data.dtype}{list(data.shape)}")
     from . import cpu
 
-    return cpu.decode(np.require(data, requirements=["C", "W"]), n, dtype, old, class_map, exponent)
+    return cpu.decode(data, n, dtype, old, class_map, exponent)
+
+
+def unpack(
+    data: NDArray[np.uint8],
+    n: int,
+    old: NDArray[Any] | None,
+    class_map: Classes,
+    exponent: Exponent | tuple[int, int],
+    dtype: Any,
+) -> PackedChanges:
+    """`decode` of arrays up to the old values: how far each element moves is left for whoever writes it.
+
+    Args:
+        data, n, class_map, exponent: as `decode` takes them.
+        old: as the encoder had it; None with one class.
+        dtype: of the elements.
+
+    Raises:
+        CorruptBlockError: as `decode`, except for a value that moves out of its type: `PackedChanges.values` and
+            `scatter_packed` find that.
+        TypeError, ValueError: as `decode`.
+    """
+    if old is None and class_map.number != 1:
+        raise TypeError("expected the old elements; only one class can do without")
+    if old is not None and (old.size != n or old.dtype != dtype):
+        raise ValueError(f"expected {n} old elements of {np.dtype(dtype)}, got {old.size} of {old.dtype}")
+    exponent = _check(class_map, exponent, np.empty(0, dtype) if old is None else old)
+    from . import cpu
+
+    return cpu.unpack(data, n, dtype, old, class_map, exponent)
 
 
 def _check(class_map: Classes, exponent: Exponent | tuple[int, int], old: NDArray[Any]) -> Exponent:

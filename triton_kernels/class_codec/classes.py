@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Classes(NamedTuple):
         """uint8[256], the class of every exponent byte."""
         return np.searchsorted(np.array(self.edges, np.int64), np.arange(256), side="left").astype(np.uint8)
 
+    @lru_cache  # noqa: B019 - a sync has a few maps and thousands of sections; what raises is not kept
     def check(self, width: int) -> None:
         """Refuse what cannot code elements of `width` bytes.
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bit_planes import padded
 from ..errors import CorruptBlockError
+from ..packed import RUN, PackedChanges
 from ..threads import run, split
 from .classes import BLOCK, Classes, Exponent
-from .decode_cpu import apply_steps, decode_blocks
+from .decode_cpu import decode_blocks
 from .directory_cpu import scan_blocks
 from .encode_cpu import encode_blocks, room
 from .planes import ERRORS, put_varint
 
 LEAST = 4  # blocks a thread takes at least
-LEAST_STEPS = 1 << 18
 
 
+@lru_cache
 def parameters(classes: Classes, exponent: Exponent) -> tuple[NDArray[np.uint8], NDArray[np.int64], int, int]:
     """Classes and exponent as the compiled functions take them."""
     return np.array(classes.edges, np.uint8), np.array(classes.orders, np.int64), exponent.shift, exponent.mask
@@ -59,6 +62,37 @@ def encode(
     return np.concatenate([np.packbits(stored, bitorder="little"), directory[:at], *pieces])
 
 
+def unpack(
+    data: NDArray[np.uint8],
+    n: int,
+    dtype: Any,
+    old: NDArray[Any] | None,
+    classes: Classes,
+    exponent: Exponent,
+    block: int = BLOCK,
+) -> PackedChanges:
+    """Inverse of `encode`, up to the old values; see the package."""
+    width = np.dtype(dtype).itemsize
+    error, index, offsets, before = scan_blocks(data, n, width, classes.number, block)
+    _refuse(error, data, n)
+    count, runs = int(before[-1]), -(-block // RUN)
+    bases, starts = np.empty(index.size * runs, np.int64), np.empty(index.size * runs + 1, np.int64)
+    moved = np.empty(bases.size, np.bool_)
+    starts[-1] = count
+    places, payload = np.empty(count, np.uint16), np.empty(count, np.int64 if width > 2 else np.int32)
+    plane = padded(data)
+    dense = np.empty(0, dtype) if old is None else old
+    parameter = parameters(classes, exponent)
+
+    def piece(begin: int, end: int) -> int:
+        blocks = (plane, n, dense, index, offsets, before, begin, end)
+        return decode_blocks(*blocks, *parameter, block, width, bases, starts, places, payload, moved)
+
+    for error in run(piece, split(index.size, LEAST)):
+        _refuse(error, data, n)
+    return PackedChanges(bases, starts, places, payload, moved)
+
+
 def decode(
     data: NDArray[np.uint8],
     n: int,
@@ -69,31 +103,15 @@ def decode(
     block: int = BLOCK,
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Inverse of `encode`; see the package."""
-    width = np.dtype(dtype).itemsize
-    if data.size == 0:
-        return np.empty(0, np.int64), np.empty(0, dtype)
-    error, index, offsets, before = scan_blocks(data, n, width, classes.number, block)
-    _refuse(error, data, n)
-    count = int(before[-1])
-    positions, steps, values = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, dtype)
-    dense = old if isinstance(old, np.ndarray) else np.empty(0, dtype)
-    parameter = parameters(classes, exponent)
-
-    def piece(begin: int, end: int) -> int:
-        blocks = (data, n, dense, index, offsets, before, begin, end)
-        return decode_blocks(*blocks, *parameter, block, positions, steps, values)
-
-    for error in run(piece, split(index.size, LEAST)):
-        _refuse(error, data, n)
+    changes = unpack(data, n, dtype, old if isinstance(old, np.ndarray) else None, classes, exponent, block)
+    positions = changes.positions()
     at = old[positions] if isinstance(old, np.ndarray) else old(positions)
     if at.shape != positions.shape or at.dtype != dtype:
-        raise ValueError(f"expected {count} old elements of {np.dtype(dtype)}, got {at.dtype}{list(at.shape)}")
-    for error in run(
-        lambda begin, end: apply_steps(at, steps, values, begin, end),
-        split(count, LEAST_STEPS),
-    ):
-        _refuse(error, data, n)
-    return positions, values
+        raise ValueError(f"expected {positions.size} old elements of {np.dtype(dtype)}, got {at.dtype}{list(at.shape)}")
+    try:
+        return positions, changes.values(at)
+    except ValueError as error:
+        raise CorruptBlockError(f"cannot decode {data.size} bytes for {n} elements: {error}") from error
 
 
 def _refuse(error: int, data: NDArray[np.uint8], n: int) -> None:

@@ -2,45 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..bit_fields import GROUP, WIDEST, put_field_sums, put_steps
+from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
+from ..packed import RUN
 from .directory_cpu import read_header
-from .encode_cpu import monotone
 from .lanes import LANES
-from .planes import (
-    COUNT,
-    TRAILING,
-    TRUNCATED,
-    TYPE,
-    VECTOR,
-    WIDE,
-    get_bits,
-    get_places,
-    low_width,
-)
+from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
 from .scan import count_classes, pack_edges, place_ranks
 
 
+class Scratch(NamedTuple):
+    """Memory to decode one block in, enough for the largest."""
+
+    ends: Any
+    """int32[2 * changes], the set bits of the unary plane: where each gap ends."""
+    places: Any
+    """int32[changes], what a bit vector lists."""
+    lengths: Any
+    """uint8[changes], bits of each magnitude above its code order."""
+    ranks: Any
+    """int32[changes], in order of class."""
+    steps: Any
+    """Payload [changes], in order of class."""
+    positions: Any
+    """int32[changes], elements of the block in order."""
+
+
 @jit
-def finished(words: Any, at: int, size: int) -> int:
-    """0 when bit `at` is the end of a plane of `size` bytes whose last bits are zeros, else an error."""
-    if at > 8 * size:
+def make_scratch(changes: int, payload: Any) -> Scratch:
+    """For blocks of at most so many changes."""
+    return Scratch(
+        np.empty(2 * changes + SLACK, np.int32),
+        np.empty(changes, np.int32),
+        np.empty(changes, np.uint8),
+        np.empty(changes, np.int32),
+        np.empty(changes, payload.dtype),
+        np.empty(changes, np.int32),
+    )
+
+
+@jit
+def finished(data: Any, at: int, stop: int) -> int:
+    """0 when bit `at` is the end of a plane that ends before byte `stop`, whose last bits are zeros; else an error."""
+    if at > 8 * stop:
         return TRUNCATED
-    return TRAILING if (at + 7) // 8 != size or get_bits(words, at, 8 * size - at) else 0
+    return TRAILING if (at + 7) // 8 != stop or (at & 7 and data[at >> 3] >> (at & 7)) else 0
 
 
 @jit
-def get_ranks(places: Any, listed: int, n: int, ones: int, ranks: Any) -> None:
-    """Set bits of a bit vector from its listed places."""
-    if 2 * ones <= n:
-        ranks[:listed] = places[:listed]
-        return
+def get_places(ends: Any, begin: int, low: Any, low_at: int, width: int, n: int, places: Any) -> int:
+    """Fill `places`, ascending and below n, from their gaps, the first of which begins at bit `begin`; 0 or an error.
+
+    place = -1
+    for each gap: place += 1 + (zeros before its end << width | next `width` bits of low)
+
+    The sum of the quotients follows from where a gap ends, so only the low bits are added up.
+    """
+    done, total = 0, np.int32(0)
+    if width <= WIDEST:
+        done = places.size & ~(GROUP - 1)
+        for i in range(0, done, GROUP):
+            total = put_field_sums(bits_at(low, low_at), width, total, places, i)
+            low_at += GROUP * width
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for i in range(done, places.size):
+        total += np.int32(bits_at(low, low_at) & mask)
+        places[i] = total
+        low_at += width
+    for i in range(places.size):
+        places[i] += ((ends[i] - begin - i) << width) + i
+    if places.size == 0:
+        return 0
+    last = places.size - 1
+    place = ((np.int64(ends[last]) - begin - last) << width) + total + last
+    return VECTOR if place >= n else 0
+
+
+@jit
+def invert(places: Any, n: int, ranks: Any) -> None:
+    """The numbers below n that are not in `places`."""
     i, skip = 0, 0
     for rank in range(n):
-        if skip < listed and places[skip] == rank:
+        if skip < places.size and places[skip] == rank:
             skip += 1
         else:
             ranks[i] = rank
@@ -48,51 +96,81 @@ def get_ranks(places: Any, listed: int, n: int, ones: int, ranks: Any) -> None:
 
 
 @jit
-def get_lengths(places: Any, listed: int, count: int, total: int, most: int, lengths: Any) -> int:
+def get_lengths(places: Any, total: int, most: int, lengths: Any) -> int:
     """Lengths from the listed places of their string (`list_string_gaps`); 0 or an error. `most` bits at most."""
+    count, wide = lengths.size, 0
     if count <= total:
         last = -1
         for i in range(count):
             length = places[i] - last - 1
-            if length > most:
-                return WIDE
+            wide |= length > most
             lengths[i] = length
             last = places[i]
-        return 0 if last == count + total - 1 else VECTOR
-    lengths[:count] = 0
-    for j in range(listed):
-        i = places[j] - j
-        if i >= count:
+        if last != count + total - 1:
             return VECTOR
-        if lengths[i] >= most:
-            return WIDE
-        lengths[i] += 1
-    return 0
+    else:
+        lengths[:] = 0
+        if places.size and places[places.size - 1] - (places.size - 1) >= count:
+            return VECTOR
+        for j in range(places.size):
+            i = places[j] - j
+            lengths[i] += 1
+            wide |= lengths[i] > most
+    return WIDE if wide else 0
+
+
+@jit
+def residual_bits(lengths: Any, order: int) -> int:
+    """Bits that the magnitudes have below their leading one."""
+    bits: Any = 0
+    for i in range(lengths.size):
+        bits += max(int(lengths[i]) - 1, 0)
+    return int(bits + order * lengths.size)
+
+
+@jit
+def get_steps_singly(
+    lengths: Any, order: int, low: Any, sign_at: int, at: int, steps: Any, start: int, stop: int
+) -> int:
+    """`get_steps` of some; returns the bit behind them."""
+    for i in range(start, stop):
+        length = int(lengths[i])
+        lead = min(length, 1)
+        width = order + length - lead
+        residual = bits_at(low, at) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
+        negative = np.int64(bits_at(low, sign_at + i)) & 1
+        steps[i] = ((np.int64(residual) + (lead << width) + 1) ^ -negative) + negative
+        at += width
+    return at
+
+
+@jit
+def get_steps(lengths: Any, order: int, low: Any, sign_at: int, at: int, steps: Any) -> None:
+    """Steps from their lengths, signs and residual bits, which are all there.
+
+    width = order + max(length - 1, 0);  magnitude = next `width` bits of low, plus 1 << width if length > 0
+    step = (magnitude + 1) * (-1 if sign else 1)
+    """
+    done = 0
+    if order <= WIDEST:
+        done = steps.size & ~(GROUP - 1)
+        for i in range(0, done, GROUP):
+            leads, signs = word_at(lengths, i), bits_at(low, sign_at + i)
+            if leads & np.uint64(0xFEFEFEFEFEFEFEFE) == 0:  # no length above 1: all widths are the order
+                put_steps(bits_at(low, at), order, leads, signs, steps, i)
+                at += GROUP * order
+            else:
+                at = get_steps_singly(lengths, order, low, sign_at, at, steps, i, i + GROUP)
+    get_steps_singly(lengths, order, low, sign_at, at, steps, done, steps.size)
 
 
 @jit
 def decode_block(
-    data: Any,
-    at: int,
-    stop: int,
-    sizes: Any,
-    orders: Any,
-    word: int,
-    begins: Any,
-    ranks: Any,
-    steps: Any,
-    places: Any,
-    lengths: Any,
-    unary: Any,
-    low: Any,
+    data: Any, at: int, stop: int, sizes: Any, orders: Any, word: int, begins: Any, scratch: Scratch, steps: Any
 ) -> tuple[int, int]:
-    """Read a coded block as ranks (int64) and steps or values (int64), class c at begins[c]:begins[c + 1].
+    """Read a coded block as scratch.ranks and steps (or values), class c at begins[c]:begins[c + 1].
 
-    Args:
-        sizes: int64[8], elements of each class.
-        places, lengths, unary, low: memory to work in, for as many changes and bytes as the block has.
-
-    Returns (error, absolute mode).
+    `sizes`: int64[8], elements of each class; `data`: with `SLACK` bytes behind `stop`. Returns (error, absolute mode).
     """
     classes = orders.size
     counts, sums = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
@@ -100,16 +178,18 @@ def decode_block(
     if error:
         return error, 0
     begins[0] = 0
+    total = 0
     for c in range(LANES):
         if counts[c] > sizes[c]:
             return COUNT, 0
         begins[c + 1] = begins[c] + counts[c]
-    count, low_bytes = begins[LANES], stop - at - unary_bytes
-    unary[: unary_bytes // 8 + 1] = 0
-    unary.view(np.uint8)[:unary_bytes] = data[at : at + unary_bytes]
-    low[: low_bytes // 8 + 2] = 0
-    low.view(np.uint8)[:low_bytes] = data[at + unary_bytes : stop]
-    unary_at, low_at, unary_stop, low_stop = 0, 0, 8 * unary_bytes, 8 * low_bytes
+        total += min(counts[c], sizes[c] - counts[c]) + (0 if absolute else min(counts[c], sums[c]))
+    ends, count, low = scratch.ends, begins[LANES], at + unary_bytes
+    ones = count_ones(data, at, low)
+    if ones != total:
+        return (TRUNCATED if ones < total else TRAILING), 0
+    list_ones(data, at, low, ends)
+    gap, unary_at, low_at, low_stop = 0, 0, 8 * low, 8 * stop
 
     for v in range(LANES if absolute else 2 * LANES):
         c = v % LANES
@@ -118,44 +198,54 @@ def decode_block(
             continue
         n = sizes[c] if v < LANES else ones + sums[c]
         listed = min(ones, n - ones)
-        needed = listed * low_width(n, listed)
-        if low_at + needed > low_stop:
+        width = low_width(n, listed)
+        if low_at + listed * width > low_stop:
             return TRUNCATED, 0
-        unary_at = get_places(unary, unary_at, unary_stop, low, low_at, n, listed, places)
-        if unary_at < 0:
-            return -unary_at, 0
-        low_at += needed
-        if v < LANES:
-            get_ranks(places, listed, n, ones, ranks[begins[c] :])
-        else:
-            error = get_lengths(places, listed, ones, sums[c], word - orders[c], lengths[begins[c] :])
+        ranks = scratch.ranks[begins[c] : begins[c + 1]]
+        inverted = 2 * ones > n
+        places = scratch.places[:listed] if inverted or v >= LANES else ranks
+        error = get_places(ends[gap : gap + listed], unary_at, data, low_at, width, n, places)
+        if error:
+            return error, 0
+        low_at += listed * width
+        gap += listed
+        unary_at = int(ends[gap - 1]) + 1 if gap else 0
+        if v >= LANES:
+            error = get_lengths(places, sums[c], word - orders[c], scratch.lengths[begins[c] : begins[c + 1]])
             if error:
                 return error, 0
-    error = finished(unary, unary_at, unary_bytes)
+        elif inverted:
+            invert(places, n, ranks)
+    error = finished(data, 8 * at + unary_at, low)
     if error:
         return error, 0
 
     if absolute:
         if low_at + count * word > low_stop:
             return TRUNCATED, 0
+        mask = (np.uint64(1) << np.uint64(word)) - np.uint64(1)
         for i in range(count):
-            steps[i] = get_bits(low, low_at, word)
+            steps[i] = np.int64(bits_at(data, low_at) & mask)
             low_at += word
-        return finished(low, low_at, low_bytes), 1
+        return finished(data, low_at, stop), 1
     residual_at = low_at + count
     for c in range(classes):
-        for i in range(begins[c], begins[c + 1]):
-            length = np.int64(lengths[i])
-            width = orders[c] + max(length - 1, 0)
-            if residual_at + width > low_stop:
-                return TRUNCATED, 0
-            step = get_bits(low, residual_at, width) + 1
-            if length > 0:
-                step += 1 << width
-            residual_at += width
-            steps[i] = -step if get_bits(low, low_at, 1) else step
-            low_at += 1
-    return finished(low, residual_at, low_bytes), 0
+        lengths = scratch.lengths[begins[c] : begins[c + 1]]
+        needed = residual_bits(lengths, orders[c])
+        if residual_at + needed > low_stop:
+            return TRUNCATED, 0
+        get_steps(lengths, orders[c], data, low_at + begins[c], residual_at, steps[begins[c] : begins[c + 1]])
+        residual_at += needed
+    return finished(data, residual_at, stop), 0
+
+
+@jit
+def pack_offsets(positions: Any, room: int, first: int, starts: Any, offsets: Any) -> None:
+    """Cut the ascending `positions` of a block of `room` elements into runs: offsets in them, first change of each."""
+    for i in range(positions.size):
+        offsets[i] = positions[i] & (RUN - 1)
+    for r in range(starts.size):
+        starts[r] = first + np.searchsorted(positions, r * RUN)
 
 
 @jit
@@ -173,85 +263,66 @@ def decode_blocks(
     shift: int,
     field: int,
     block: int,
-    positions: Any,
-    steps: Any,
-    values: Any,
+    width: int,
+    bases: Any,
+    starts: Any,
+    out: Any,
+    payload: Any,
+    moved: Any,
 ) -> int:
     """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error.
 
-    Writes positions, and either the step to the new value or step 0 and the new value itself. `old` is read only for
-    more than one class.
+    Writes `PackedChanges`: out holds the offsets, and every block has as many runs. `old` is read only for more than
+    one class.
     """
-    width, classes = values.itemsize, orders.size
-    most, longest = 0, 0
+    classes, runs = orders.size, (block + RUN - 1) // RUN
+    most = 0
     for k in range(begin, end):
-        longest = max(longest, offsets[k + 1] - offsets[k])
         most = max(most, before[k + 1] - before[k])
     packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
-    ranks, places, lengths = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
-    found = np.empty(most, np.int64)
-    unary, low = np.empty(longest // 8 + 2, np.uint64), np.empty(longest // 8 + 2, np.uint64)
+    scratch = make_scratch(most, payload)
     for k in range(begin, end):
-        base, first, count = index[k] * block, before[k], before[k + 1] - before[k]
-        room = min(block, n - base)
-        if offsets[k + 1] - offsets[k] == room * width:
+        base, first, stop = index[k] * block, before[k], before[k + 1]
+        count, room = stop - first, min(block, n - base)
+        dense = offsets[k + 1] - offsets[k] == room * width
+        if dense:
             at = offsets[k]
             for i in range(room):
                 bits: Any = 0
                 for byte in range(width):
                     bits |= np.int64(data[at + byte]) << (8 * byte)
                 at += width
-                positions[first + i] = base + i
-                steps[first + i] = 0
-                values[first + i] = bits
-            continue
-        sizes[:] = 0
-        if classes == 1:
-            sizes[0] = room
+                scratch.ranks[i] = i
+                payload[first + i] = bits
+            absolute = 1
         else:
-            count_classes(old, base, base + room, shift, field, packed, sizes)
-        error, absolute = decode_block(
-            data,
-            offsets[k],
-            offsets[k + 1],
-            sizes,
-            orders,
-            8 * width,
-            begins,
-            ranks,
-            found,
-            places,
-            lengths,
-            unary,
-            low,
-        )
-        if error:
-            return error
-        if classes == 1:
-            for i in range(count):
-                positions[first + i] = base + ranks[i]
-                steps[first + i] = found[i]
-        elif count != place_ranks(
-            old, base, base + room, shift, field, packed, ranks, begins, found, positions, steps, first
-        ):
-            return TYPE
-        if absolute:
-            for i in range(first, first + count):
-                values[i] = steps[i]
-                steps[i] = 0
-    return 0
-
-
-@jit
-def apply_steps(old: Any, steps: Any, values: Any, begin: int, end: int) -> int:
-    """values = old moved by steps, where there is a step; returns 0 or an error."""
-    word = 8 * values.itemsize
-    sign = 1 << (word - 1)
-    for i in range(begin, end):
-        if steps[i] != 0:
-            number = monotone(np.int64(old[i]), word) + steps[i]
-            if number < -sign or number >= sign:
+            sizes[:] = 0
+            if classes == 1:
+                sizes[0] = room
+            else:
+                count_classes(old, base, base + room, shift, field, packed, sizes)
+            steps = payload[first:stop] if classes == 1 else scratch.steps
+            error, absolute = decode_block(
+                data, offsets[k], offsets[k + 1], sizes, orders, 8 * width, begins, scratch, steps
+            )
+            if error:
+                return error
+            if classes > 1 and count != place_ranks(
+                old[base : base + room],
+                shift,
+                field,
+                packed,
+                scratch.ranks,
+                begins,
+                steps,
+                scratch.positions,
+                payload[first:stop],
+            ):
                 return TYPE
-            values[i] = number if number >= 0 else sign - 1 - number
+        positions = scratch.ranks if classes == 1 or dense else scratch.positions
+        pack_offsets(positions[:count], room, first, starts[k * runs : (k + 1) * runs], out[first:stop])
+        for r in range(runs):
+            bases[k * runs + r] = base + r * RUN
+        moved[k * runs : (k + 1) * runs] = not absolute
     return 0

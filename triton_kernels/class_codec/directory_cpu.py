@@ -60,6 +60,8 @@ def scan_blocks(data: Any, n: int, width: int, classes: int, block: int) -> tupl
     """
     blocks = (n + block - 1) // block
     none = np.zeros(1, np.int64)
+    if data.size == 0:
+        return 0, none[:0], none, none
     at = (blocks + 7) // 8
     if data.size < at:
         return TRUNCATED, none, none, none

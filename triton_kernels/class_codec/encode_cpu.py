@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..jit import jit
+from ..packed_cpu import monotone
 from .lanes import LANES, bit_length
 from .planes import list_gaps, list_string_gaps, low_width, put_bits, put_varint, varint_size
 from .scan import class_table, pack_edges, rank_changes
@@ -46,13 +47,6 @@ class Vectors(NamedTuple):
     """int64[16], low bits of its gaps."""
     gaps: Any
     """int64[2 * changes]."""
-
-
-@jit
-def monotone(bits: Any, word: int) -> Any:
-    """`reference.monotone` of an element of `word` bits, without a branch: signs cannot be predicted."""
-    negative = bits >> (word - 1)
-    return (bits ^ -negative) + (negative << (word - 1))
 
 
 @jit

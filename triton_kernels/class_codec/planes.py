@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ..jit import jit
-from .lanes import trailing_zeros
 
 # What a coded block says when it is wrong; 0 is right.
 TRUNCATED, TRAILING, CLASSES, COUNT, VECTOR, WIDE, TYPE, VARINT = range(1, 9)
@@ -33,18 +32,6 @@ def put_bits(words: Any, at: int, value: Any, width: int) -> None:
     words[word] |= kept << shift
     if (at & 63) + width > 64:
         words[word + 1] |= kept >> (np.uint64(64) - shift)
-
-
-@jit
-def get_bits(words: Any, at: int, width: int) -> int:
-    """The `width` (at most 32) bits from bit `at` on."""
-    if width == 0:
-        return 0
-    word, shift = at >> 6, np.uint64(at & 63)
-    found = words[word] >> shift
-    if (at & 63) + width > 64:
-        found |= words[word + 1] << (np.uint64(64) - shift)
-    return np.int64(found & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))  # type: ignore[return-value]
 
 
 @jit
@@ -131,39 +118,4 @@ def list_string_gaps(lengths: Any, first: int, count: int, total: int, gaps: Any
             skipped = 0
             at += 1
         skipped += 1
-    return at
-
-
-@jit
-def get_places(
-    unary: Any, unary_at: int, unary_stop: int, low: Any, low_at: int, n: int, listed: int, places: Any
-) -> int:
-    """Read a bit vector's `listed` gaps as places[:listed] below n.
-
-    Returns the bit of `unary` behind the last gap, or -error. `low` must hold the low bits; `unary` is read to
-    `unary_stop`.
-    """
-    width = low_width(n, listed)
-    place = -1
-    at = unary_at
-    word = at >> 6
-    pending = np.uint64(0)
-    if listed > 0 and at < unary_stop:
-        pending = unary[word] & (~np.uint64(0) << np.uint64(at & 63))
-    for i in range(listed):
-        while pending == np.uint64(0):
-            word += 1
-            if word * 64 >= unary_stop:
-                return -TRUNCATED
-            pending = unary[word]
-        end = word * 64 + trailing_zeros(pending)
-        pending &= pending - np.uint64(1)
-        if end >= unary_stop:
-            return -TRUNCATED
-        place += 1 + (((end - at) << width) | get_bits(low, low_at, width))
-        if place >= n:
-            return -VECTOR
-        places[i] = place
-        low_at += width
-        at = end + 1
     return at

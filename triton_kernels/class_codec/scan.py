@@ -109,8 +109,6 @@ def rank_changes(
 @jit
 def place_ranks(
     old: Any,
-    start: int,
-    stop: int,
     shift: int,
     field: int,
     edges: Any,
@@ -119,11 +117,10 @@ def place_ranks(
     steps: Any,
     positions: Any,
     out_steps: Any,
-    out: int,
 ) -> int:
     """Turn ranks back to positions; return how many changes were found.
 
-    Class c has the ranks ranks[begins[c]:begins[c + 1]] (and steps there); output is in order of position from `out`.
+    Class c has the ranks ranks[begins[c]:begins[c + 1]] (and steps there); output is in order of position.
 
     for each group of 64: count it
         for each class whose next rank is below its count: find the element, remember it
@@ -139,8 +136,8 @@ def place_ranks(
         cursor[c] = begins[c]
         if begins[c] < begins[c + 1]:
             upcoming[c] = ranks[begins[c]]
-    first = out
-    for at in range(start, stop, GROUP):
+    out, stop = 0, old.size
+    for at in range(0, stop, GROUP):
         if at + GROUP <= stop:
             count_group(old, at, shift, field, edges, every, masks, counts)
         else:
@@ -168,4 +165,4 @@ def place_ranks(
             positions[out] = at + j
             out_steps[out] = steps[source[j]]
             out += 1
-    return out - first
+    return out

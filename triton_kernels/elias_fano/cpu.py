@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..class_codec.lanes import trailing_zeros
-from ..class_codec.planes import get_bits
+from ..bit_fields import GROUP, WIDEST, put_fields
+from ..bit_planes import SLACK, bits_at, count_ones, list_ones, padded, word_at
 from ..jit import jit
+from ..packed import PackedChanges
 from ..threads import run, split
 from .block import BLOCK, DENSE, HEADER, ORDER, SPARSE
 from .headers_cpu import corrupt, walk
@@ -128,15 +129,34 @@ def write(
 
 
 @jit
-def as_words(data: Any, words: Any) -> Any:
-    """Copy bytes into uint64 words, the rest of the last one zeros; return how many words they fill."""
-    count = (data.size + 7) // 8
-    if count:
-        words[count - 1] = np.uint64(0)
-    target = words.view(np.uint8)
-    for byte in range(data.size):
-        target[byte] = data[byte]
-    return count
+def convert(source: Any, out: Any) -> None:
+    """out = source, in its own type. Slices whose indices start at 0: only so the loop vectorises."""
+    for i in range(out.size):
+        out[i] = source[i]
+
+
+@jit
+def read_places(data: Any, low_at: int, low: int, ends: Any, n: int, places: Any) -> bool:
+    """Places in a block of `n` elements, from the set bits of its high plane; whether they are out of order or range.
+
+    place = (end - changes before) << low | next `low` bits
+    """
+    mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
+    done, at = 0, 8 * low_at
+    if low <= WIDEST:
+        done = places.size & ~(GROUP - 1)
+        for i in range(0, done, GROUP):
+            put_fields(bits_at(data, at), low, places, i)
+            at += GROUP * low
+    for i in range(done, places.size):
+        places[i] = bits_at(data, at) & mask
+        at += low
+    for i in range(places.size):
+        places[i] |= (ends[i] - i) << low
+    falls = 0
+    for i in range(places.size - 1):
+        falls += places[i + 1] <= places[i]
+    return falls > 0 or places[places.size - 1] >= n
 
 
 @jit
@@ -144,58 +164,40 @@ def read(
     data: Any,
     numel: int,
     width: int,
-    offsets: Any,
+    at: Any,
     before: Any,
-    positions: Any,
+    offsets: Any,
     values: Any,
     begin: int,
     end: int,
 ) -> int:
-    """Decode blocks `begin` to `end`; return how many are corrupt."""
-    corrupt = 0
-    longest = min(BLOCK, numel)
-    low_plane = np.zeros(longest // 4 + 2, np.uint64)  # both planes of a block, as words
-    high_plane = np.zeros(longest // 32 + 2, np.uint64)
+    """Decode blocks `begin` to `end`, which start at bytes `at`; return how many are corrupt.
+
+    `before` has the changes before each block and, at its end, all; behind `data` are `SLACK` bytes.
+    """
+    corrupt, most = 0, 0
     for k in range(begin, end):
-        bad = False
-        o = offsets[k]
-        index: Any = 0
-        word: Any = 0
-        for byte in range(4):
-            index |= np.int64(data[o + byte]) << (8 * byte)
-            word |= np.int64(data[o + 4 + byte]) << (8 * byte)
-        o += HEADER
-        base = index * BLOCK
-        n = min(BLOCK, numel - base)
-        count, mode, low = (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
-        first = before[k]
+        most = max(most, before[k + 1] - before[k])
+    ends, places = np.empty(most + SLACK, np.int32), np.empty(most, np.int32)
+    for k in range(begin, end):
+        o = at[k] + HEADER
+        header = word_at(data, at[k])
+        index, word = int(header & np.uint64(0xFFFFFFFF)), int(header >> np.uint64(32))
+        n = min(BLOCK, numel - index * BLOCK)
+        first, count, mode, low = before[k], (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
         if mode == DENSE:
-            for j in range(n):
-                positions[first + j] = base + j
+            offsets[first : first + n] = np.arange(n)
         else:
             high = o + (count * low + 7) // 8
-            end_of_high = high + (count + (n >> low) + 1 + 7) // 8
-            as_words(data[o:high], low_plane)
-            words = as_words(data[high:end_of_high], high_plane)
-            j = 0
-            last = -1
-            for at in range(words):
-                plane = high_plane[at]
-                while plane != np.uint64(0) and j < count:
-                    bucket = 64 * at + trailing_zeros(plane) - j
-                    plane &= plane - np.uint64(1)
-                    position = (bucket << low) | np.int64(get_bits(low_plane, j * low, low))
-                    bad |= (position <= last) | (position >= n)
-                    positions[first + j] = base + position
-                    last = position
-                    j += 1
-                bad |= plane != np.uint64(0)
-            bad |= j != count
-            o = end_of_high
-        start = first * width
-        for byte in range(count * width):
-            values[start + byte] = data[o + byte]
-        corrupt += bad
+            stop = high + (count + (n >> low) + 1 + 7) // 8
+            if count_ones(data, high, stop) != count:
+                corrupt += 1
+                continue
+            list_ones(data, high, stop, ends)
+            corrupt += read_places(data, o, low, ends, n, places[:count])
+            convert(places[:count], offsets[first : first + count])
+            o = stop
+        convert(data[o : o + count * width], values[first * width : (first + count) * width])
     return corrupt
 
 
@@ -215,17 +217,24 @@ def encode(
     return out
 
 
-def decode(data: NDArray[np.uint8], numel: int, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def unpack(data: NDArray[np.uint8], numel: int, dtype: Any) -> PackedChanges:
     """Inverse of `encode`; see the package."""
     width = np.dtype(dtype).itemsize
-    _, offsets, before, counts = walk(data, numel, width)
-    changes = int(before[-1] + counts[-1]) if counts.size else 0
-    positions = np.empty(changes, np.int64)
-    values = np.empty(changes * width, np.uint8)
+    numbers, at, _, counts = walk(data, numel, width)
+    starts = np.zeros(at.size + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    offsets, values = np.empty(int(starts[-1]), np.uint16), np.empty(int(starts[-1]) * width, np.uint8)
+    plane = padded(data)
     wrong = run(
-        lambda begin, end: read(data, numel, width, offsets, before, positions, values, begin, end),
-        split(offsets.size, LEAST),
+        lambda begin, end: read(plane, numel, width, at, starts, offsets, values, begin, end),
+        split(at.size, LEAST),
     )
     if sum(wrong):
         raise corrupt(ORDER, data.size, numel)
-    return positions, values.view(dtype)
+    return PackedChanges(numbers * BLOCK, starts, offsets, values.view(dtype), np.zeros(at.size, np.bool_))
+
+
+def decode(data: NDArray[np.uint8], numel: int, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Inverse of `encode`; see the package."""
+    changes = unpack(data, numel, dtype)
+    return changes.positions(), changes.payload

@@ -8,12 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..bits import as_unsigned_numpy
 from ..box import Box
 from ..fingerprint import check_storage
+from ..packed import PackedChanges
 from ..placement import on_gpu
-from .applied import Applied
+from ..restrict import restrict
+from .applied import Applied, AppliedPacked
 
-__all__ = ["Applied", "scatter_changes", "undo"]
+__all__ = ["Applied", "AppliedPacked", "scatter_changes", "scatter_packed", "undo"]
 
 
 def scatter_changes(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Applied:
@@ -55,12 +58,37 @@ def scatter_changes(storage: Tensor, box: Box, positions: Tensor, values: Tensor
     return cpu.write(storage, box, positions.contiguous(), values.contiguous())
 
 
-def undo(storage: Tensor, applied: Applied) -> None:
+def scatter_packed(storage: Tensor, box: Box, changes: PackedChanges) -> Applied | AppliedPacked:
+    """`scatter_changes` of packed changes, on the host; elements that move go on from what is in the storage.
+
+    Args:
+        storage, box: as `scatter_changes` takes them.
+        changes: of elements of the storage's width; in order, as a decoder that checks made them.
+
+    Returns:
+        What was written, enough to take it back with `undo`.
+
+    Raises:
+        ValueError: as `scatter_changes`, and when an element would move out of its type; the storage is as it was.
+    """
+    box = check_storage(storage, box)
+    from . import cpu
+
+    if box.src_strides == box.dst_strides == (1,):
+        return cpu.write_run_packed(storage, box, changes)
+    positions = changes.positions()
+    taken, places = restrict(positions, box)
+    assert not isinstance(taken, slice), "the box shifts"
+    values = torch.from_numpy(changes.values(as_unsigned_numpy(storage)[places], taken)).view(storage.dtype)
+    return scatter_changes(storage, box, torch.from_numpy(positions[taken]), values)
+
+
+def undo(storage: Tensor, applied: Applied | AppliedPacked) -> None:
     """Put back the values that `scatter_changes` overwrote. Take back several in reverse order.
 
     Args:
         storage: the storage that was written to.
-        applied: what `scatter_changes` returned for it.
+        applied: what `scatter_changes` or `scatter_packed` returned for it.
 
     Raises:
         TypeError: when the storage has another dtype than the saved values.
@@ -69,10 +97,10 @@ def undo(storage: Tensor, applied: Applied) -> None:
     box = check_storage(storage, Box.identity(storage.numel()))
     if applied.old_values.dtype != storage.dtype:
         raise TypeError(f"expected a storage of {applied.old_values.dtype}, got {storage.dtype}; pass the one written")
-    on_gpu(storage, applied.places, applied.old_values)
-    if applied.places.numel() == 0:
-        return
     index = applied.dst_index
+    on_gpu(storage, index, applied.old_values)
+    if index.numel() == 0:
+        return
     end = int(index.max()) + 1
     if end > box.numel:
         raise ValueError(f"expected a storage of at least {end} elements, got {box.numel}; pass the one written")

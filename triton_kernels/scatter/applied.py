@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from ..packed import PackedChanges
 
 
 class Applied(NamedTuple):
@@ -27,6 +31,31 @@ class Applied(NamedTuple):
     def dst_index(self) -> Tensor:
         """int64[m], flat storage indices written."""
         return self.places + self.shift if self.shift else self.places
+
+
+class AppliedPacked(NamedTuple):
+    """What `scatter_packed` wrote through a box that only shifts, on the host."""
+
+    changes: PackedChanges
+    first: int
+    """The first of the changes that was written; the others follow it."""
+    old: NDArray[Any]
+    """unsigned[m], what stood there."""
+    fingerprint_delta: int
+    """As of `Applied`."""
+    shift: int
+    """Storage index less position."""
+
+    @property
+    def dst_index(self) -> Tensor:
+        """int64[m], flat storage indices written."""
+        return torch.from_numpy(self.changes.positions(self.first, self.first + self.old.size) + self.shift)
+
+    @property
+    def old_values(self) -> Tensor:
+        """bits[m], what stood there."""
+        width = self.old.itemsize
+        return torch.from_numpy(self.old.view(f"i{width}" if width > 1 else "u1"))
 
 
 def order_error() -> ValueError:

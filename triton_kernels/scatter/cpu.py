@@ -14,9 +14,11 @@ from ..box import Box
 from ..fingerprint.cpu import box_arrays, mix
 from ..fingerprint.reference import MODULUS
 from ..jit import jit
+from ..packed import MOVED_OUT, PackedChanges
+from ..packed_cpu import monotone
 from ..prefetch import AHEAD, prefetch
 from ..threads import run, split
-from .applied import Applied, order_error
+from .applied import Applied, AppliedPacked, order_error
 
 LEAST = 1 << 15  # changes a thread takes at least
 BATCH = 256  # its cache lines fit the first-level cache
@@ -151,6 +153,132 @@ def write_run(
         delta += mix(part[n]) * (np.uint64(new[n]) - np.uint64(before))
         storage[place] = new[n]
     return delta
+
+
+@jit
+def list_batch(
+    bases: Ints,
+    starts: Ints,
+    offsets: Any,
+    moved: Any,
+    shift: int,
+    r: int,
+    first: int,
+    stop: int,
+    places: Any,
+    storage: NDArray[Any],
+) -> tuple[int, int]:
+    """places = storage indices of the changes from `first` on, each asked for, up to `AHEAD`, `stop`, or a run of the
+    other kind; `r`: a run not behind the first. Returns the run and the change after them."""
+    while starts[r + 1] <= first:
+        r += 1
+    at, end, kind = first, min(first + AHEAD, stop), moved[r]
+    while at < end and moved[r] == kind:
+        base, begin = bases[r] + shift, at - first
+        run = offsets[at : min(starts[r + 1], end)]
+        for i in range(run.size):
+            place = base + np.int64(run[i])
+            places[np.uint64(begin + i)] = place
+            prefetch(storage, place)
+        at += run.size
+        while at < end and starts[r + 1] <= at:
+            r += 1
+    return r, at
+
+
+@jit
+def write_batch(
+    storage: NDArray[Any], places: Any, shift: int, payload: Any, moved: bool, old: Any, new: Any
+) -> tuple[Any, int]:
+    """Write one batch of runs of one kind; returns its delta and how many elements would move out of their type.
+
+    One loop each to read, to work out and to write, as the middle one vectorises.
+    """
+    word = 8 * storage.itemsize
+    sign = 1 << (word - 1)
+    bad, delta = 0, np.uint64(0)
+    for i in range(places.size):
+        old[i] = storage[np.uint64(places[i])]
+    if moved:
+        for i in range(places.size):
+            number = monotone(np.int64(old[i]), word) + np.int64(payload[i])
+            bad += (number < -sign) | (number >= sign)
+            new[i] = number if number >= 0 else sign - 1 - number
+    else:
+        for i in range(places.size):
+            new[i] = payload[i]
+    for i in range(places.size):
+        delta += mix(places[i] - shift) * (np.uint64(new[i]) - np.uint64(old[i]))
+    for i in range(places.size):
+        storage[np.uint64(places[i])] = new[i]
+    return delta, bad
+
+
+@jit
+def write_packed(
+    storage: NDArray[Any],
+    bases: Ints,
+    starts: Ints,
+    offsets: Any,
+    payload: Any,
+    moved: Any,
+    shift: int,
+    first: int,
+    stop: int,
+    old_values: NDArray[Any],
+    at: int,
+) -> tuple[Any, int]:
+    """Write the changes [first, stop) at their positions + shift; save old values from `at` on.
+
+    for each batch: list the places of the batch after it; then write this one
+
+    Returns the delta of the fingerprint, and how many elements would have moved out of their type.
+    """
+    delta, bad = np.uint64(0), 0
+    if first == stop:
+        return delta, bad
+    places, upcoming = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    new = np.empty(AHEAD, storage.dtype)
+    runs = bases, starts, offsets, moved, shift
+    r = int(np.searchsorted(starts, first, side="right")) - 1  # the run of the first change
+    kind = moved[r]
+    begin = first
+    r, end = list_batch(*runs, r, begin, stop, places, storage)
+    while begin < stop:
+        here, after = kind, end
+        if end < stop:
+            while starts[r + 1] <= end:
+                r += 1
+            kind = moved[r]
+            r, after = list_batch(*runs, r, end, stop, upcoming, storage)
+        old = old_values[at + begin - first : at + end - first]
+        found = write_batch(storage, places[: end - begin], shift, payload[begin:end], here, old, new)
+        delta += found[0]
+        bad += found[1]
+        places, upcoming = upcoming, places
+        begin, end = end, after
+    return delta, bad
+
+
+def write_run_packed(storage: Tensor, box: Box, changes: PackedChanges) -> AppliedPacked:
+    """Apply changes to a 1-D contiguous host bits storage through a normalised box that only shifts.
+
+    Raises:
+        ValueError: one would move out of its type; the storage is as it was.
+    """
+    data, shift = as_unsigned_numpy(storage), box.dst_offset - box.src_offset
+    first, end = changes.within(box.src_offset, box.src_offset + box.span)
+    old_values = np.empty(end - first, data.dtype)
+
+    def piece(start: int, stop: int) -> tuple[int, int]:
+        return write_packed(data, *changes, shift, first + start, first + stop, old_values, start)
+
+    done = run(piece, split(end - first, LEAST))
+    applied = AppliedPacked(changes, first, old_values, sum(int(delta) for delta, _ in done) % MODULUS, shift)
+    if any(bad for _, bad in done):
+        storage[applied.dst_index] = applied.old_values
+        raise ValueError(MOVED_OUT)
+    return applied
 
 
 def write(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Applied:

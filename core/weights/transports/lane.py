@@ -58,8 +58,11 @@ class SendingLane(Protocol):
     def free(self, reference: bytes) -> None:
         """Every worker has the frame, or none will fetch it any more."""
 
+    def rest(self) -> None:
+        """No frame is in the lane, and none may come for long: give memory back. Called often."""
+
     def end_sync(self) -> None:
-        """No frame of the last sync will be fetched any more: free what need not wait for the next one."""
+        """No frame of the last sync will be fetched any more; called when the next one begins."""
 
     def close(self) -> None:
         """Release everything."""
@@ -161,6 +164,7 @@ class LanePublisher:
         for reference, _ in self._unread.values():
             self._lane.free(reference)
         self._unread.clear()
+        self._lane.rest()
         self._lane.end_sync()
         return str(Address.parse(self._control.invite(sync))._replace(transport=self._name))
 
@@ -188,6 +192,8 @@ class LanePublisher:
         while not self._heard:
             self._listen(left)
             left = max(0.0, deadline - time.monotonic())
+        if not self._unread:  # whoever waits for messages has sent its frames
+            self._lane.rest()
         return self._heard.popleft()
 
     def fail(self, error: BaseException) -> None:

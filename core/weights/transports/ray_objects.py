@@ -105,6 +105,9 @@ class RaySender:
         del self._kept[reference]
         self._shelf.drop.remote(reference.decode())
 
+    def rest(self) -> None:
+        """Nothing is kept."""
+
     def end_sync(self) -> None:
         """Nothing is kept."""
 
@@ -126,10 +129,11 @@ class RayReceiver:
         place = msgspec.msgpack.decode(offer, type=_Place)
         if not ray.is_initialized():
             ray.init(address=place.cluster, configure_logging=False, log_to_driver=False)
-        here = ray.get_runtime_context().gcs_address
-        if here != place.cluster:
-            raise SyncError(f"this worker is in the Ray cluster {here}, the trainer in {place.cluster}")
-        self._shelf = ray.get_actor(place.shelf, namespace=place.namespace)
+        try:
+            self._shelf = ray.get_actor(place.shelf, namespace=place.namespace)
+        except ValueError as error:  # addresses of one cluster may differ from node to node, the name is unique
+            here = ray.get_runtime_context().gcs_address
+            raise SyncError(f"this worker is in the Ray cluster {here}, the trainer in {place.cluster}") from error
 
     def fetch(self, reference: bytes, timeout: float) -> bytes:
         import ray

@@ -69,10 +69,11 @@ class SharedMemorySender:
         """The files are there already."""
 
     def put(self, frame: bytes) -> bytes:
-        index = self._free.pop()
+        index = self._free[-1]
         view, written = memoryview(frame), 0
         while written < len(frame):
             written += os.pwrite(self._files[index], view[written:], written)
+        self._free.pop()  # not before: the host may be out of memory
         return msgspec.msgpack.encode(_Place(index, len(frame)))
 
     def push(self, gave_up: Callable[[], bool], timeout: float) -> None:
@@ -81,10 +82,13 @@ class SharedMemorySender:
     def free(self, reference: bytes) -> None:
         self._free.append(msgspec.msgpack.decode(reference, type=_Place).file)
 
-    def end_sync(self) -> None:
+    def rest(self) -> None:
         for file in self._files:
             if os.fstat(file).st_size > _KEPT_BYTES:
                 os.ftruncate(file, _KEPT_BYTES)
+
+    def end_sync(self) -> None:
+        """Workers can use the same files in the next one."""
 
     def close(self) -> None:
         while self._files:

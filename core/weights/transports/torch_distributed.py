@@ -10,6 +10,7 @@ NCCL takes one process a GPU, so a trainer and an engine worker that share one (
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -17,7 +18,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ dist: Any = torch.distributed
 """Groups and stores are not in the types that torch exports."""
 _LISTEN_SECONDS = 0.1
 _LONGEST_PAUSE = 0.002
+_EXIT_SECONDS = 2.0
 
 
 class _Seat(msgspec.Struct, frozen=True):
@@ -96,30 +98,34 @@ class Group:
         """Send (rank 0) or receive (the others) uint8[n]; return it on the host.
 
         Raises:
-            SyncTimeoutError: a member is gone or `gave_up`, or it took too long. The group is of no further use.
+            SyncTimeoutError: a member is gone or `gave_up`, or it took too long.
+            Exception: what `gave_up` raises. After either the group is of no further use.
         """
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout, 0.001))
         on_device = tensor.to(self._device)
         try:
-            work = self._group.broadcast([on_device], options)
+            with _nobody_gone():
+                work = self._group.broadcast([on_device], options)
             _await(work.is_completed, gave_up, timeout)
-            work.wait()
-        except RuntimeError as error:
+            with _nobody_gone():
+                work.wait()
+        except BaseException:
             self.dismiss()
-            if isinstance(error, SyncTimeoutError):
-                raise
-            raise SyncTimeoutError(f"a member of the process group is gone: {error}") from error
+            raise
         return on_device.cpu()
 
     def dismiss(self) -> None:
         """Give the group up, without waiting for what is under way in it."""
-        group, self._group = self._group, None
-        if group is not None:
-            # The end of a gloo group waits for its operations to time out.
-            threading.Thread(target=_end, args=[group], daemon=True).start()
-            del group
+        if self._group is not None:
+            # The end of a gloo group waits for its operations to time out, in whoever lets go of it last: so nobody
+            # but the thread may hold it.
+            handed_over = [self._group]
+            self._group = None
+            thread = threading.Thread(target=_end, args=[handed_over], daemon=True)
+            _ending.add(thread)
+            thread.start()
 
 
 class BroadcastSender:
@@ -148,6 +154,7 @@ class BroadcastSender:
         self._frame = torch.empty(0, dtype=torch.uint8)
 
     def offers(self, peers: tuple[bytes, ...]) -> Mapping[bytes, bytes]:
+        peers = tuple(sorted(peers))  # they come in another order every time
         self._peers = peers
         self._used.add(peers)
         if peers in self._groups:
@@ -186,15 +193,17 @@ class BroadcastSender:
     def push(self, gave_up: Callable[[], bool], timeout: float) -> None:
         try:
             self._groups[self._peers].broadcast(self._frame, gave_up, timeout)
-        except SyncTimeoutError:
+        except BaseException:
             del self._groups[self._peers]
             raise
 
     def free(self, reference: bytes) -> None:
         """Nothing is kept."""
 
-    def end_sync(self) -> None:
+    def rest(self) -> None:
         self._frame = torch.empty(0, dtype=torch.uint8)
+
+    def end_sync(self) -> None:
         for peers in self._groups.keys() - self._used:  # other workers have taken their places
             self._groups.pop(peers).dismiss()
         self._used.clear()
@@ -229,7 +238,7 @@ class BroadcastReceiver:
             frame = self._groups[told.group].broadcast(
                 torch.empty(told.size, dtype=torch.uint8), lambda: False, timeout
             )
-        except SyncTimeoutError:
+        except BaseException:
             del self._groups[told.group]
             raise
         return frame.numpy().tobytes()
@@ -237,6 +246,14 @@ class BroadcastReceiver:
     def close(self) -> None:
         while self._groups:
             self._groups.popitem()[1].dismiss()
+
+
+@contextlib.contextmanager
+def _nobody_gone() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise SyncTimeoutError(f"a member of the process group is gone: {error}") from error
 
 
 def _await(done: Callable[[], bool], gave_up: Callable[[], bool], timeout: float) -> None:
@@ -248,16 +265,31 @@ def _await(done: Callable[[], bool], gave_up: Callable[[], bool], timeout: float
         pause = min(2 * pause, _LONGEST_PAUSE)
         now = time.monotonic()
         if now - start > timeout:
-            raise SyncTimeoutError(f"the process group was stuck for {timeout:g} s")
+            raise SyncTimeoutError(f"the process group was stuck for {timeout:.5g} s")
         if now - listened > _LISTEN_SECONDS:
             listened = now
             if gave_up() and not done():
                 raise SyncTimeoutError("an engine worker left the process group")
 
 
-def _end(group: Any) -> None:
+_ending: set[threading.Thread] = set()
+"""Those that end a group."""
+
+
+def _end(handed_over: list[Any]) -> None:
+    group = handed_over.pop()
     with contextlib.suppress(Exception):
         group.abort()
+    del group
+    _ending.discard(threading.current_thread())
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    """An interpreter that goes away under the end of a group is an abort of the process."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_ending):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _bytes_tensor(frame: bytes) -> torch.Tensor:

@@ -95,15 +95,15 @@ class ZmqPublisherChannel:
                 return self._heard.popleft()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise SyncTimeoutError(f"no engine worker answered on {self.endpoint} within {timeout:g} s")
+                raise SyncTimeoutError(f"no engine worker answered on {self.endpoint} within {timeout:.5g} s")
             self._socket.poll(int(min(left, _POLL_SECONDS) * 1000) + 1)
 
     def _hear(self) -> None:
         """Take in what has come, without waiting."""
         while self._socket.poll(0):
-            peer, sync, data = self._socket.recv_multipart()
-            if sync == self._sync:
-                self._heard.append((peer, data))
+            match self._socket.recv_multipart():
+                case [peer, self._sync, data]:  # anything else is of another sync, or of no worker of ours
+                    self._heard.append((peer, data))
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -137,10 +137,10 @@ class ZmqSubscriberChannel:
     def receive(self, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
         while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            sync, data = self._socket.recv_multipart()
-            if sync == self._sync:
-                return bytes(data)
-        raise SyncTimeoutError(f"the trainer said nothing on {self._endpoint} for {timeout:g} s")
+            match self._socket.recv_multipart():
+                case [self._sync, data]:
+                    return bytes(data)
+        raise SyncTimeoutError(f"the trainer said nothing on {self._endpoint} for {timeout:.5g} s")
 
     def close(self) -> None:
         _end_socket(self._end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from slipstream.core.weights.wire.arrays import Bits, Places, join, like
 from slipstream.core.weights.wire.class_map import ClassMap, Prediction
 from slipstream.core.weights.wire.histogram import SAMPLE, Histogram, stride_of
 from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
-from slipstream.triton_kernels import BITS_OF_WIDTH
+from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges
 from slipstream.triton_kernels.class_codec import BF16, FP8, FP16, FP32, MAX_CLASSES, CorruptBlockError, Exponent
 from slipstream.triton_kernels.class_codec import decode as decode_part
 from slipstream.triton_kernels.class_codec import encode as encode_part
+from slipstream.triton_kernels.class_codec import unpack as unpack_part
 
 EXPONENTS: dict[str, Exponent] = {
     "bfloat16": BF16,
@@ -96,13 +98,27 @@ def decode(data: NDArray[np.uint8] | Uploaded, old: OldValues) -> tuple[Places, 
     Raises:
         CorruptBlockError: `data` is nothing that the encoder writes for such a unit.
     """
-    if old.dtype not in EXPONENTS:
-        raise CorruptBlockError(f"the class codec does not code {old.dtype}")
-    width = DTYPES[old.dtype].itemsize
     host, body = data if isinstance(data, Uploaded) else (data, data)
-    size = 2 * int(host[0]) if host.size else 0
-    class_map = ClassMap.from_bytes(host[:size].tobytes(), width)
+    class_map, size, width = _map_of(host, old)
     values: Any = old.at if class_map.number == 1 else old.all()
     dtype: Any = BITS_OF_WIDTH[width] if isinstance(data, Uploaded) else bits_dtype(width)
     found: tuple[Any, Any] = decode_part(body[size:], old.numel, values, class_map, EXPONENTS[old.dtype], dtype)
     return found
+
+
+def unpack(data: NDArray[np.uint8], old: OldValues) -> PackedChanges:
+    """`decode` on the host, into packed changes; with one class nothing of `old` is read."""
+    class_map, size, width = _map_of(data, old)
+    before = None if class_map.number == 1 else old.all()
+    return unpack_part(data[size:], old.numel, before, class_map, EXPONENTS[old.dtype], bits_dtype(width))
+
+
+def _map_of(data: NDArray[np.uint8], old: OldValues) -> tuple[ClassMap, int, int]:
+    """The class map in front, its bytes, and the bytes of an element."""
+    if old.dtype not in EXPONENTS:
+        raise CorruptBlockError(f"the class codec does not code {old.dtype}")
+    width, size = DTYPES[old.dtype].itemsize, 2 * int(data[0]) if data.size else 0
+    return _parsed(data[:size].tobytes(), width), size, width
+
+
+_parsed = lru_cache(ClassMap.from_bytes)  # a sync has one map, its sections may be thousands

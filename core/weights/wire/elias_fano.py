@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from slipstream.core.weights.tensors import DTYPES
 from slipstream.core.weights.wire.arrays import Bits, Places
 from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
-from slipstream.triton_kernels import BITS_OF_WIDTH, elias_fano
+from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges, elias_fano
 
 U8 = NDArray[np.uint8]
 
@@ -54,3 +54,8 @@ def decode(data: U8 | Uploaded, old: OldValues) -> tuple[Places, Bits]:
     if isinstance(data, Uploaded):
         return elias_fano.decode(data.device, old.numel, BITS_OF_WIDTH[width], data.host)
     return elias_fano.decode(data, old.numel, bits_dtype(width))
+
+
+def unpack(data: U8, old: OldValues) -> PackedChanges:
+    """`decode` on the host, into packed changes."""
+    return elias_fano.unpack(data, old.numel, bits_dtype(DTYPES[old.dtype].itemsize))

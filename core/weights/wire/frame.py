@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.core.hooks import Codec, plugins
 from slipstream.core.weights.wire.arrays import Bits, Places, to_host
 from slipstream.core.weights.wire.unit import OldValues, OnHost, Uploaded, bits_dtype
-from slipstream.triton_kernels import on_gpu
+from slipstream.triton_kernels import PackedChanges, on_gpu
 
 MAGIC = b"SLPS"
 FORMAT = 2
@@ -50,6 +50,29 @@ class Changes(NamedTuple):
     """unsigned[n], the new elements."""
 
 
+class Packed(NamedTuple):
+    """Changes of one unit on the host as its codec unpacks them; some may depend on what is in memory."""
+
+    unit: int
+    changes: PackedChanges
+    old: OldValues
+    """The unit at the base version."""
+
+    @property
+    def positions(self) -> Places:
+        """As of `Changes`."""
+        return self.changes.positions()
+
+    @property
+    def values(self) -> Bits:
+        """As of `Changes`, while the unit is at the base version.
+
+        Raises:
+            ValueError: one would move out of its type.
+        """
+        return self.changes.values(self.old.at(self.positions))
+
+
 class Range(NamedTuple):
     """Decoded contiguous elements of one unit."""
 
@@ -60,7 +83,7 @@ class Range(NamedTuple):
     """unsigned[n]."""
 
 
-Section = Changes | Range
+Section = Changes | Packed | Range
 
 
 class Identity(NamedTuple):
@@ -280,6 +303,7 @@ def _sections(
     body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, device: torch.device | None
 ) -> Iterator[Section]:
     uploaded, end = None, 0
+    on_device = device is not None and on_gpu(torch.empty(0, device=device))
     for raw in _raw_sections(body):
         end += raw.size
         unit, width, level = raw.unit, raw.width, raw.level
@@ -299,7 +323,11 @@ def _sections(
             try:
                 codec, held = codec_of(level), old(unit)
                 payload: U8 | Uploaded = raw.payload
-                if device is not None and on_gpu(torch.empty(0, device=device)):
+                if not on_device and codec.unpack is not None:
+                    yield Packed(unit, codec.unpack(payload, held), held)
+                    continue
+                if on_device:
+                    assert device is not None
                     if codec.on_device:
                         uploaded = _upload(body, device) if uploaded is None else uploaded
                         payload = Uploaded(raw.payload, uploaded[end - raw.payload.size : end])

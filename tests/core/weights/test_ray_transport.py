@@ -16,7 +16,9 @@ STORE_BYTES = 400 << 20
 def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # for the processes of the tests
+        yield
     ray.shutdown()
 
 

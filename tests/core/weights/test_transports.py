@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from toy_engine import ToyEngine, checkpoint
-from transport import TransportConformance
-from transport_peers import Trainer, trained
+from transport import LONG_WAIT, TIMEOUT, TransportConformance, frame_of
+from transport_peers import Trainer, read_frames, trained
 
 from slipstream.core.weights import SyncError
-from slipstream.core.weights.transports import Address, bind, shared_memory
+from slipstream.core.weights.transports import Address, bind, shared_memory, torch_distributed
 
 
 class TestZeromq(TransportConformance):
     name = "zeromq"
+
+    def test_a_trainer_killed_before_it_says_commit_leaves_the_engine_as_it_was(self, endpoint):
+        """On every transport this message goes here."""
+        self.kill_in_a_sync(endpoint, "commit")
 
 
 class TestSharedMemory(TransportConformance):
@@ -32,11 +37,26 @@ class TestSharedMemory(TransportConformance):
                 assert trainer.holds(weights)
         assert caplog.text.count("cannot use transport shared_memory") == 2, "once a worker"
 
-    def test_memory_is_given_back_between_syncs(self):
+    def test_memory_is_given_back_when_the_frames_are_read(self, endpoint, workers):
+        """Not only when the next sync begins, which may be an hour later."""
+        with self.bound(endpoint) as end:
+            reader = workers.submit(read_frames, end.invite(), b"w", 4, TIMEOUT)
+            peer, _ = end.receive(LONG_WAIT)
+            for number in range(4):
+                end.send_all([peer], frame_of(number, 20 << 20))
+            assert sum(os.fstat(file).st_size for file in end._lane._files) > 60 << 20
+            assert end.receive(LONG_WAIT) == (peer, b"w has all")
+            assert sum(os.fstat(file).st_size for file in end._lane._files) <= 48 << 20
+            assert len(reader.result(LONG_WAIT)) == 4
+
+    def test_memory_that_cannot_be_had_is_not_lost(self, monkeypatch):
         lane = shared_memory.SharedMemorySender()
-        lane.free(lane.put(bytes(100 << 20)))
-        lane.end_sync()
-        assert sum(os.fstat(file).st_size for file in lane._files) <= 16 << 20
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_memory.os, "pwrite", lambda *_: os.write(-1, b""))
+            for _ in range(lane.window + 1):
+                with pytest.raises(OSError, match="Bad file"):
+                    lane.put(bytes(10))
+        assert len({lane.put(bytes(10)) for _ in range(lane.window)}) == lane.window
         lane.close()
 
 
@@ -47,6 +67,23 @@ class TestTorchDistributed(TransportConformance):
         with Trainer(self.name, endpoint, [ToyEngine()], 1, 20.0) as trainer:
             trainer.sync(checkpoint())
         assert not torch.distributed.is_initialized()
+
+    def test_a_group_is_kept_whoever_comes_first(self):
+        lane = torch_distributed.BroadcastSender("127.0.0.1", shared_host=True)
+        with ThreadPoolExecutor(2) as workers:
+            others = [torch_distributed.BroadcastReceiver() for _ in range(2)]
+            offers = lane.offers((b"a", b"b"))
+            joining = [workers.submit(w.accept, offers[n], 20.0) for w, n in zip(others, (b"a", b"b"), strict=True)]
+            lane.meet(lambda: False, 20.0)
+            for each in joining:
+                each.result()
+            assert not lane.offers((b"b", b"a")), "nothing to set up"
+            reference = lane.put(b"frame")
+            fetching = [workers.submit(w.fetch, reference, 20.0) for w in others]
+            lane.push(lambda: False, 20.0)
+            assert [each.result() for each in fetching] == [b"frame"] * 2
+        for end in (lane, *others):
+            end.close()
 
 
 @pytest.mark.parametrize(

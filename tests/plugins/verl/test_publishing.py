@@ -12,7 +12,8 @@ import torch
 from sharded_trainer import Ranks
 
 from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
-from slipstream.core.weights import InProcessHub, SyncError
+from slipstream.core.weights import InProcessHub, SyncError, SyncTimeoutError
+from slipstream.core.weights.transports import Address
 from slipstream.plugins.verl.publishing import VerlPublisher
 
 
@@ -52,3 +53,27 @@ def test_a_rank_that_cannot_stage_does_not_leave_the_others_waiting(monkeypatch,
     assert isinstance(errors[1 - broken_rank], SyncError)
     assert "another trainer rank" in str(errors[1 - broken_rank])
     assert not called, "no engine worker is called for an update that does not exist"
+
+
+@pytest.mark.parametrize("transport", ["zeromq", "shared_memory", "torch_distributed"])
+def test_the_transport_that_was_chosen_is_the_one_that_workers_are_told(monkeypatch, tmp_path, transport):
+    node = {"weight_sync": {"mode": "delta", "transport": transport}}
+    monkeypatch.setenv(SLIPSTREAM_NODE, to_json(parse_config(node)))
+    end = VerlPublisher().open(f"ipc://{tmp_path}/z", same_host=True)
+    assert Address.parse(end.invite()).transport == transport
+    end.close()
+
+
+def test_an_engine_that_says_nothing_ends_the_sync_and_where_to_look(monkeypatch):
+    monkeypatch.setenv(
+        SLIPSTREAM_NODE, to_json(parse_config({"weight_sync": {"mode": "delta", "timeout_seconds": 0.2}}))
+    )
+
+    async def call_engine() -> None:
+        await asyncio.sleep(60)
+
+    publish = VerlPublisher().publish(
+        _weights(False), InProcessHub(), 1, call_engine, step=1, agree=lambda ready: ready, log=False
+    )
+    with pytest.raises(SyncTimeoutError, match=r"no engine worker answered within 0\.2 s; if one .* died, its log"):
+        asyncio.run(publish)

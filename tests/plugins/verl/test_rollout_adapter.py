@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import tempfile
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import SyncTimeoutError
+from slipstream.core.weights.transports import bind
+from slipstream.plugins.verl.driver import RUN_NONCE
 from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
 
 
@@ -63,3 +69,26 @@ def test_an_engine_that_never_answers_afterwards_is_an_error():
     with pytest.raises(SyncTimeoutError, match=r"clear_kv_cache did not return within 0\.2 s"):
         asyncio.run(adapter(server).update_weights(RemoteUpdate(["tcp://a:1"], 7.0), global_steps=3))
     assert [name for name, _ in server.calls] == ["slipstream_sync", "clear_kv_cache"], "no step is stamped"
+
+
+def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def path(run: str) -> str:
+        monkeypatch.setenv(RUN_NONCE, run * 16)
+        return adapter(Server())._socket("0-0")
+
+    def leave(path: str, age: float) -> None:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(path)
+        os.utime(path, (time.time() - age,) * 2)
+
+    live, killed, young = path("ab"), path("cd"), path("ef")
+    assert len({live, killed, young}) == 3
+    end = bind("zeromq", f"ipc://{live}", True, 1.0)
+    os.utime(live, (0, 0))
+    leave(killed, 3600)
+    leave(young, 0)
+    path("12")
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([live, young])
+    end.close()

@@ -12,7 +12,7 @@ import torch
 from separate_memory import SeparateMemory, on_host
 from toy_engine import Pair, ToyEngine, checkpoint
 
-from slipstream.core.weights import SyncError
+from slipstream.core.weights import Subscriber, SyncError
 from slipstream.core.weights.chain import ChainReader, ChainWriter
 from slipstream.core.weights.wire import Encoders, frame
 from slipstream.triton_kernels.placement import interpreting
@@ -144,6 +144,37 @@ def test_a_snapshot_on_the_host_goes_up_and_is_compared_there() -> None:
         assert held <= memory.up <= held + 100
         assert 12 * report.changed_elements <= memory.down <= 16 * report.changed_elements + 1000
         pair.publisher.stage(moved(weights, 0.1, 9).items())  # given up: the next one rolls it back
+
+
+def test_workers_that_join_late_or_missed_an_update() -> None:
+    """A new one is seeded, one that missed an update as well: changes that stay on the device are not remembered. One
+    that missed updates of nothing goes on with the delta. The others get theirs, as if nobody were late.
+    """
+    pair = DevicePair([ToyEngine(0, 2), ToyEngine(1, 2)], True, False, level=0)
+    everybody = pair.engines, pair.subscribers
+    weights = checkpoint()
+    pair.sync(weights)
+    for step, (present, share, seeded, late) in enumerate(
+        [
+            (slice(1), 0.1, 0, 0),  # worker 1 misses this one
+            (slice(2), 0.1, 1, 0),
+            (slice(1), 0.0, 0, 0),  # and this one, in which nothing changes
+            (slice(2), 0.0, 0, 1),
+        ]
+    ):
+        weights = moved(weights, share, step) if share else dict(weights)
+        pair.engines, pair.subscribers = everybody[0][present], everybody[1][present]
+        report = pair.sync(weights)
+        assert pair.errors == [None] * len(pair.engines)
+        assert (report.seeded_workers, report.late_workers) == (seeded, late), step
+        assert pair.holds(weights)
+    newcomer = ToyEngine(0, 1)  # of another layout
+    pair.engines, pair.subscribers = [*pair.engines, newcomer], [*pair.subscribers, Subscriber(newcomer, "new")]
+    for step, seeded in enumerate([1, 0]):
+        weights = moved(weights, 0.1, 7 + step)
+        assert pair.sync(weights).seeded_workers == seeded
+        assert pair.errors == [None] * 3
+        assert pair.holds(weights)
 
 
 @pytest.mark.parametrize("ends", ENDS)

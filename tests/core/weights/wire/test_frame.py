@@ -7,10 +7,10 @@ import pytest
 from unit_values import Old
 
 from slipstream.core.weights.wire import (
-    Changes,
     CorruptFrameError,
     Encoders,
     Identity,
+    Packed,
     Range,
     UnitTable,
     pack_frame,
@@ -36,7 +36,7 @@ def unpack(frame, identity=IDENTITY, index=0, table=TABLE):
 
 def test_sections_come_back_in_order():
     changes, part = unpack(pack_frame(IDENTITY, 0, sections()))
-    assert isinstance(changes, Changes)
+    assert isinstance(changes, Packed)
     assert isinstance(part, Range)
     assert changes.positions.tolist() == [5, 99]
     assert changes.values.tolist() == [10, 198]

@@ -11,9 +11,9 @@ from unit_values import Old
 
 from slipstream.core.weights.tensors import DTYPES
 from slipstream.core.weights.wire import (
-    Changes,
     Encoders,
     Identity,
+    Packed,
     Range,
     UnitTable,
     pack_frame,
@@ -49,7 +49,7 @@ def test_golden_frame(file):
         assert np.array_equal(section.values, new)
         again = range_section(0, 0, section.values)
     else:
-        assert isinstance(section, Changes)
+        assert isinstance(section, Packed)
         result = old.copy()
         result[section.positions] = section.values
         assert np.array_equal(result, new)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 from unit_values import Old
 
@@ -23,10 +24,10 @@ from slipstream.core.weights.layout import Piece, TensorLayout
 from slipstream.core.weights.messages import Abort, Applied, Begin, Commit, Hello, Layout, Table, Units, decode, encode
 from slipstream.core.weights.tensors import DTYPES, TensorSpec
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import Changes, CorruptFrameError, Identity, UnitTable, unpack_frame
+from slipstream.core.weights.wire import CorruptFrameError, Identity, Packed, UnitTable, unpack_frame
 from slipstream.core.weights.wire.capture import read_capture
 from slipstream.core.weights.wire.frame import HEADER_BYTES, SECTION_BYTES
-from slipstream.triton_kernels import Box
+from slipstream.triton_kernels import Box, as_unsigned_numpy, scatter_packed, undo
 
 FUZZ = int(os.environ.get("SLIPSTREAM_FUZZ", "0"))
 FOLDER = Path(__file__).parent / "golden"
@@ -82,6 +83,27 @@ def damaged(frame: bytes, rng: random.Random) -> bytes:
     return sealed(head + bytes(body))
 
 
+def check_packed(section: Packed, old: np.ndarray) -> None:
+    """Positions are in bounds and in order; the changes go in and come out again, or are refused without a trace."""
+    positions = section.positions
+    assert positions.size <= old.size
+    assert not positions.size or (positions[0] >= 0 and positions[-1] < old.size)
+    assert (np.diff(positions) > 0).all()
+    bits = torch.from_numpy(old.copy().view(f"i{old.itemsize}" if old.itemsize > 1 else "u1"))
+    try:
+        applied = scatter_packed(bits, Box.identity(old.size), section.changes)
+    except ValueError as error:
+        assert np.array_equal(as_unsigned_numpy(bits), old)
+        with pytest.raises(ValueError, match="out of its type"):
+            _ = section.values
+        raise CorruptFrameError(str(error)) from error
+    expected = old.copy()
+    expected[positions] = section.values
+    assert np.array_equal(as_unsigned_numpy(bits), expected)
+    undo(bits, applied)
+    assert np.array_equal(as_unsigned_numpy(bits), old)
+
+
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_a_damaged_frame_is_refused_or_stays_in_bounds(file, little_memory):
     (unit,), (frame,) = read_capture(file.read_bytes())
@@ -94,18 +116,15 @@ def test_a_damaged_frame_is_refused_or_stays_in_bounds(file, little_memory):
     for _ in range(FUZZ or 150):
         try:
             sections = unpack_frame(damaged(frame, rng), IDENTITY, 3, table, lambda _: held)
+            for section in sections:
+                assert section.unit == 0
+                if isinstance(section, Packed):
+                    check_packed(section, old)
+                else:
+                    assert section.values.dtype.itemsize == width
+                    assert section.first + section.values.size <= unit.numel
         except CorruptFrameError:
             refused += 1
-            continue
-        for section in sections:
-            assert section.unit == 0
-            assert section.values.dtype.itemsize == width
-            if isinstance(section, Changes):
-                assert section.positions.size == section.values.size <= unit.numel
-                assert not section.positions.size or (section.positions[0] >= 0 and section.positions[-1] < unit.numel)
-                assert (np.diff(section.positions) > 0).all()
-            else:
-                assert section.first + section.values.size <= unit.numel
     assert refused > 20
 
 
