@@ -38,12 +38,9 @@ def _replica(module: Any, config: SlipstreamConfig) -> None:
     def load() -> type:
         for table in (seam_table(), vllm_seam_table()):
             require(table, enabled(config), strict=config.weight_sync.strict_seams)
-        from slipstream.plugins.verl import replica
-        from slipstream.plugins.verl.routing import server
+        from slipstream.plugins.verl.replica import replica_class
 
-        if "weight_sync" not in enabled(config):
-            return server.RoutedReplica
-        return replica.RoutedSlipstreamReplica if "router" in enabled(config) else replica.SlipstreamReplica
+        return replica_class(enabled(config))
 
     module.RolloutReplicaRegistry.register("vllm", load)
 
@@ -102,14 +99,30 @@ def _router_metrics(module: Any, config: SlipstreamConfig) -> None:
     module.PPOTrainer._consume_sync_metrics = with_router_metrics(module.PPOTrainer._consume_sync_metrics)
 
 
+def _drafter_metrics(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.drafting import with_drafter_metrics
+
+    module.PPOTrainer._consume_sync_metrics = with_drafter_metrics(module.PPOTrainer._consume_sync_metrics, config)
+
+
+def _groups(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.drafting import in_groups
+
+    module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
-    "verl.workers.rollout.replica": (("weight_sync", _replica), ("router", _replica)),
+    "verl.workers.rollout.replica": (("weight_sync", _replica), ("drafter", _replica), ("router", _replica)),
     "verl.checkpoint_engine.base": (("weight_sync", _checkpoint_engine),),
-    "verl.trainer.ppo.v1.trainer_base": (("weight_sync", _trainer), ("router", _router_metrics)),
+    "verl.trainer.ppo.v1.trainer_base": (
+        ("weight_sync", _trainer),
+        ("drafter", _drafter_metrics),
+        ("router", _router_metrics),
+    ),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
-    "verl.experimental.agent_loop.agent_loop": (("router", _agent_loop),),
+    "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),
 }
 """By the module that verl imports: the feature, and what it does there."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-import ray
-
 from slipstream.plugins.verl.routing.messages import EngineReport
 from slipstream.plugins.vllm.metering import EngineMeter
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 REMEMBERED_ABORTS = 4096
 
@@ -67,15 +64,3 @@ class RoutedServer:
             version = {"global_steps": self.global_steps}  # type: ignore[attr-defined]
             return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=version)
         return rejected
-
-
-class RoutedHttpServer(RoutedServer, vLLMHttpServer):
-    """verl's vLLM server actor."""
-
-
-class RoutedReplica(vLLMReplica):
-    """verl's vLLM replica."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(RoutedHttpServer)

@@ -104,6 +104,18 @@ def test_the_router_is_a_group_of_its_own(mode):
     assert config.weight_sync.mode == "delta"
 
 
+@pytest.mark.parametrize(
+    ("start", "weight_sync", "drafter"),
+    [("sync", "delta", "off"), ("rollout", "native", "suffix"), ("full", "delta", "suffix")],
+)
+def test_what_each_start_switches_on(start, weight_sync, drafter):
+    config = parse_config(compose_alone(f"+slipstream={start}").slipstream)
+    assert (config.weight_sync.mode, config.drafter.mode) == (weight_sync, drafter)
+    assert (
+        parse_config(compose_alone(f"+slipstream={start}", "slipstream/drafter=off").slipstream).drafter.mode == "off"
+    )
+
+
 def test_events_are_overridden_without_a_plus():
     assert parse_config(compose_alone("+slipstream=sync", "slipstream.events=run.log").slipstream).events == "run.log"
 

@@ -97,13 +97,14 @@ def test_the_router_is_in_the_replica_the_manager_the_client_and_the_agent_loop(
             LLMServerManager(config, load_balancer_cls=dict)
         except Exception as error:
             refused = str(error)
-        bases = manager.rollout_replica_class.__init__.__code__.co_names
+        cells = [cell.cell_contents for cell in manager.rollout_replica_class.__init__.__closure__]
+        server = next(each for each in cells if each.__name__ == "SlipstreamHttpServer")
         print(json.dumps({
             "path": config.actor_rollout_ref.rollout.router_config_path,
             "clients": [type(manager.get_client()).__name__,
                         type(manager.get_client(client_cls=FullyAsyncLLMServerClient, only_hybrid=True)).__name__],
             "loop": AgentLoopWorker._run_agent_loop.__code__.co_filename.rsplit("/", 1)[-1],
-            "server": [name for name in bases if name.endswith("HttpServer")],
+            "server": [base.__name__ for base in server.__mro__],
             "refused": refused,
         }))
     """
@@ -112,8 +113,16 @@ def test_the_router_is_in_the_replica_the_manager_the_client_and_the_agent_loop(
     assert found["path"].endswith("routing/router.yaml")
     assert found["clients"] == ["RoutedClient", "RoutedAsyncClient"]
     assert found["loop"] == "samples.py"
-    assert found["server"] == ["RoutedSlipstreamHttpServer"]
+    assert found["server"][1:5] == ["SyncedServer", "ExtendedServer", "RoutedServer", "vLLMHttpServer"]
     assert "brings a load balancer of its own (dict)" in found["refused"]
+
+
+def test_the_drafter_alone_leaves_the_sync_to_verl():
+    found = report(SLIPSTREAM_NODE=json.dumps({"drafter": {"mode": "suffix"}}))
+    assert found["loader"] == "slipstream.plugins.verl.activation"
+    assert found["adapter"] == "verl.workers.rollout.vllm_rollout.ServerAdapter"
+    assert found["engine"] is False
+    assert found["consume"] == "drafting.py"
 
 
 LOAD_REPLICA = """
@@ -244,6 +253,7 @@ ACCEPTED = {
     "rollout": ["+slipstream=rollout", "slipstream.router.move_seconds=0"],
     "sync and the router": ["+slipstream=sync", "slipstream/router=cache_aware"],
     "the router alone": ["+slipstream/router=cache_aware"],
+    "the drafter beside the sync": ["+slipstream=sync", "slipstream/drafter=suffix"],
     "a transport and a chain": [
         "+slipstream=sync",
         "slipstream.weight_sync.transport=shared_memory",
@@ -271,24 +281,37 @@ REFUSED = {
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
     "the router and another engine": (
-        ["+slipstream=rollout", "actor_rollout_ref.rollout.name=sglang"],
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.name=sglang"],
         "router.mode=cache_aware needs actor_rollout_ref.rollout.name=vllm",
     ),
     "the router and a data parallel engine": (
-        ["+slipstream=rollout", "actor_rollout_ref.rollout.data_parallel_size=2"],
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.data_parallel_size=2"],
         "more replicas instead or add slipstream/router=native",
     ),
     "the router and disaggregation": (
-        ["+slipstream=rollout", "actor_rollout_ref.rollout.disaggregation.enabled=true"],
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.disaggregation.enabled=true"],
         "disaggregation.enabled=false",
     ),
     "the router and requests of one name": (
-        ["+slipstream=rollout", "actor_rollout_ref.rollout.full_determinism=true"],
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.full_determinism=true"],
         "full_determinism=false",
     ),
     "two routers": (
-        ["+slipstream=rollout", "actor_rollout_ref.rollout.router_config_path=other.yaml"],
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.router_config_path=other.yaml"],
         "got other.yaml; there is one router",
+    ),
+    "drafts of another engine": (["+slipstream=rollout", "actor_rollout_ref.rollout.name=sglang"], "drafter=off"),
+    "drafts across stages": (
+        ["+slipstream=rollout", "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"],
+        "pipeline_model_parallel_size=1",
+    ),
+    "two drafters": (
+        ["+slipstream=rollout", "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:ngram}"],
+        "an engine has one drafter",
+    ),
+    "drafts and asynchronous scheduling": (
+        ["+slipstream=rollout", "+actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=true"],
+        "no drafts of a proposer class",
     ),
     "a level that is not there": (["+slipstream=sync", "slipstream.weight_sync.level=3"], "one of auto, 0, 1, 2"),
     "an unknown transport": (["+slipstream=sync", "slipstream.weight_sync.transport=shm"], "torch_distributed, zeromq"),
