@@ -121,8 +121,8 @@ def test_eighteen_thousand_small_tensors_are_recorded_in_linear_time():
         for name, weight in weights:
             targets[index[name]].copy_(weight)
 
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: other work on the machine says nothing
     layout = record_layout(load, [TensorSpec(name, (8,), "float32") for name in index])
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert all(tensor.kind == "mapped" for tensor in layout.tensors)
     assert len(layout.storages) == 1
