@@ -156,6 +156,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         A tensor that is copied twice to the same places is no such case, as the writes are one piece. Two pieces of one
         tensor that meet are: changes that go on from what is in memory would be applied twice where they do.
         """
+        writes: set[tuple[Box, str, Box | None]]
         writes = {(_memory(target), "", None) for target in self.opaque if target.numel()}
         writes |= {
             (_memory(target), name, _box_or_none(source, target))

@@ -157,7 +157,7 @@ class ChainReader:
                 transaction.write(section)
 
     def _load(self, transaction: Transaction) -> None:
-        """Give the engine's loader the tensors it transforms, all of them when one changed: it may put several together."""
+        """Give the engine's loader the tensors it transforms: all when one changed, as it may put several together."""
         assert self._layout is not None
         touched = transaction.rewritten | set(transaction.deltas)
         if self._for_loader.keys().isdisjoint(tensor for unit in touched for tensor in self._units[unit].tensors):
