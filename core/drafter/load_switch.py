@@ -5,15 +5,16 @@ drafts, and the line time = start + slope x drafted tokens of steps with them. D
 
     tokens per step with drafts / time with drafts  >  tokens per step without / time without
 
-with a margin either way, so that it does not flip on noise. Both kinds of step are probed again now and then, at
-doubling intervals, so that a decision can be revised. The same measurements give the cost of one more verified token,
+with a margin either way, so that it does not flip on noise. Both kinds of step are probed again now and then, so that a
+decision can be revised: soon at first, then at doubling intervals that are long enough for a probe to cost at most a
+hundredth of the time between two. The same measurements give the cost of one more verified token,
 which sets how unlikely a drafted token may be (`threshold`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 RATE: Final = 0.05
@@ -23,8 +24,12 @@ PROBE_RATE: Final = 0.25
 MARGIN: Final = 0.03
 """Share by which the other mode must be faster before it is chosen."""
 PROBE_STEPS: Final = 4
+FIRST_PROBE: Final = 8
 FIRST_INTERVAL: Final = 64
 LONGEST_INTERVAL: Final = 1024
+"""Of doubling; a dear probe may be farther away."""
+PROBE_SHARE: Final = 0.01
+"""Most of the time that probes may cost."""
 
 
 @dataclass
@@ -45,8 +50,8 @@ class _Load:
     """Means of drafted tokens per row and seconds per row, and of their products."""
     probing: int = 0
     """Steps that the mode which is not chosen is still tried for."""
-    until_probe: int = field(default=FIRST_INTERVAL)
-    interval: int = field(default=FIRST_INTERVAL)
+    until_probe: int = FIRST_PROBE
+    interval: int = FIRST_INTERVAL
 
 
 class LoadSwitch:
@@ -116,7 +121,7 @@ class LoadSwitch:
         load.until_probe -= 1
         if load.until_probe <= 0:
             load.probing = PROBE_STEPS
-            load.until_probe = load.interval
+            load.until_probe = FIRST_INTERVAL
             self.probes += 1
 
     def _compare(self, load: _Load) -> None:
@@ -125,14 +130,16 @@ class LoadSwitch:
         gain = load.tokens / load.y * load.plain
         better = gain > 1 + MARGIN if not load.on else gain > 1 - MARGIN
         if better == load.on:
+            load.until_probe = load.interval
             load.interval = min(2 * load.interval, LONGEST_INTERVAL)
-            return
-        load.on = better
-        load.interval = FIRST_INTERVAL
-        if better:
-            self.turned_on += 1
         else:
-            self.turned_off += 1
+            load.on = better
+            load.interval = FIRST_INTERVAL
+            self.turned_on += better
+            self.turned_off += not better
+        # What the steps of a probe lose against as many tokens of the chosen kind, in steps of that kind.
+        lost = PROBE_STEPS * ((1 - gain) * load.y / load.plain if not better else (gain - 1) / load.tokens)
+        load.until_probe = max(load.until_probe, round(lost / PROBE_SHARE))
 
 
 def _size(batch: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.seams import require
-from slipstream.plugins.verl.driver import BACKEND
+from slipstream.plugins.verl.driver import BACKEND, enabled
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
 
@@ -16,15 +16,18 @@ from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
 def install(module: ModuleType) -> None:
     """Register what belongs to `module`, if this run has slipstream switched on."""
     config = from_environment()
-    if config is None or config.weight_sync.mode == "native":
+    if config is None:
         return
-    # What is patched here must be there: say so now, not in an AttributeError.
-    broken = require(seam_table(), {"weight_sync"}, {module.__name__}, strict=config.weight_sync.strict_seams)
-    try:
-        _PATCHES[module.__name__](module, config)
-    except AttributeError:
-        if not any(result.broken for result in broken):
-            raise  # strict_seams=false: named in a warning already
+    for feature, patch in _PATCHES[module.__name__]:
+        if feature not in enabled(config):
+            continue
+        # What is patched here must be there: say so now, not in an AttributeError.
+        broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
+        try:
+            patch(module, config)
+        except AttributeError:
+            if not any(result.broken for result in broken):
+                raise  # strict_seams=false: named in a warning already
 
 
 def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
@@ -34,10 +37,10 @@ def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
 def _replica(module: Any, config: SlipstreamConfig) -> None:
     def load() -> type:
         for table in (seam_table(), vllm_seam_table()):
-            require(table, {"weight_sync"}, strict=config.weight_sync.strict_seams)
-        from slipstream.plugins.verl.replica import SlipstreamReplica
+            require(table, enabled(config), strict=config.weight_sync.strict_seams)
+        from slipstream.plugins.verl.replica import replica_class
 
-        return SlipstreamReplica
+        return replica_class(enabled(config))
 
     module.RolloutReplicaRegistry.register("vllm", load)
 
@@ -78,10 +81,25 @@ def _trainer_worker(module: Any, config: SlipstreamConfig) -> None:
     module.ActorRolloutRefWorker.init_model = hand_over(module.ActorRolloutRefWorker.init_model)
 
 
-_PATCHES: dict[str, Callable[[Any, SlipstreamConfig], None]] = {
-    "verl.workers.rollout.base": _rollout_adapter,
-    "verl.workers.rollout.replica": _replica,
-    "verl.checkpoint_engine.base": _checkpoint_engine,
-    "verl.trainer.ppo.v1.trainer_base": _trainer,
-    "verl.workers.engine_workers": _trainer_worker,
+def _drafter_metrics(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.drafting import with_drafter_metrics
+
+    module.PPOTrainer._consume_sync_metrics = with_drafter_metrics(module.PPOTrainer._consume_sync_metrics, config)
+
+
+def _groups(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.drafting import in_groups
+
+    module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
+
+
+_Patch = Callable[[Any, SlipstreamConfig], None]
+_PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
+    "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
+    "verl.workers.rollout.replica": (("weight_sync", _replica), ("drafter", _replica)),
+    "verl.checkpoint_engine.base": (("weight_sync", _checkpoint_engine),),
+    "verl.trainer.ppo.v1.trainer_base": (("weight_sync", _trainer), ("drafter", _drafter_metrics)),
+    "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
+    "verl.experimental.agent_loop.agent_loop": (("drafter", _groups),),
 }
+"""By the module that verl imports: the feature, and what it does there."""

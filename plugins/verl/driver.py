@@ -35,11 +35,20 @@ def install(module: ModuleType) -> None:
 _DRIVER_SEAMS = {"validate_config": "verl.utils.config", "get_ppo_ray_runtime_env": "verl.trainer.constants_ppo"}
 
 
+def enabled(slipstream: SlipstreamConfig) -> set[str]:
+    """Return the features that are switched on, by their names in the seam table."""
+    modes = {
+        "weight_sync": slipstream.weight_sync.mode,
+        "drafter": slipstream.drafter.mode,
+    }
+    return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
+
+
 def _check_seams(slipstream: SlipstreamConfig) -> None:
     """Raise where verl no longer has a function that hands the node over: nothing would be switched on, silently."""
-    if slipstream.weight_sync.mode != "native":
+    if features := enabled(slipstream):
         modules = set(_DRIVER_SEAMS.values())
-        require(seam_table(), {"weight_sync"}, modules, strict=slipstream.weight_sync.strict_seams)
+        require(seam_table(), features, modules, strict=slipstream.weight_sync.strict_seams)
 
 
 def _validating(validate_config: Any) -> Any:
@@ -91,18 +100,18 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
     Raises:
         ConfigError: with the key, what it needs and what to do.
     """
-    if slipstream.drafter.mode != "off":
-        raise ConfigError(
-            f"slipstream.drafter.mode={slipstream.drafter.mode}: verl's engines do not draft with slipstream in this "
-            "version, so it would do nothing; remove it"
-        )
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
-    if backend != BACKEND and "mode" not in (config.slipstream.get("weight_sync") or {}):
+    chosen = [config.slipstream.get(part) or {} for part in ("weight_sync", "drafter")]
+    if backend != BACKEND and not any("mode" in part for part in chosen):
         raise ConfigError(
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
+    if slipstream.events is not None:
+        check_path(slipstream.events)
+    if slipstream.drafter.mode != "off":
+        _check_drafter(config, slipstream.drafter.mode)
     if slipstream.router.mode != "native":
         raise ConfigError(
             f"slipstream.router.mode={slipstream.router.mode}: expected native, this version has no load balancer for "
@@ -147,8 +156,41 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             f"actor_rollout_ref.rollout.disaggregation.enabled=false {off}"
         )
     _check_adapters(config)
-    if slipstream.events is not None:
-        check_path(slipstream.events)
+
+
+def _check_drafter(config: Any, mode: str) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    start = f"slipstream.drafter.mode={mode} needs actor_rollout_ref.rollout."
+    off = "or add slipstream/drafter=off"
+    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
+        raise ConfigError(f"{start}name=vllm in this version, got {rollout.name}; choose vllm {off}")
+    for key in ("data_parallel_size", "pipeline_model_parallel_size"):
+        if rollout.get(key, 1) != 1:
+            raise ConfigError(f"{start}{key}=1, got {rollout.get(key)}; use more replicas instead {off}")
+    if (rollout.get("disaggregation") or {}).get("enabled", False):
+        raise ConfigError(f"{start}disaggregation.enabled=false in this version; set it {off}")
+    if rollout.checkpoint_engine.backend == "delta_sharded":
+        raise ConfigError(
+            f"{start}checkpoint_engine.backend other than delta_sharded, which refuses engines that draft; add "
+            f"+slipstream=sync {off}"
+        )
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    if engine.get("speculative_config") is not None:
+        raise ConfigError(
+            f"{start}engine_kwargs.vllm.speculative_config=null, got {engine['speculative_config']}: an engine has one "
+            f"drafter; remove it {off}"
+        )
+    if engine.get("async_scheduling"):
+        raise ConfigError(
+            f"{start}engine_kwargs.vllm.async_scheduling=null, got true: vLLM takes no drafts of a proposer class with "
+            f"it; remove it {off}"
+        )
+    mtp = config.actor_rollout_ref.model.get("mtp") or {}
+    if mtp.get("enable", False) and mtp.get("enable_rollout", False):
+        raise ConfigError(
+            f"slipstream.drafter.mode={mode} needs actor_rollout_ref.model.mtp.enable_rollout=false, got true: an "
+            f"engine has one drafter; set it {off}"
+        )
 
 
 def _check_adapters(config: Any) -> None:

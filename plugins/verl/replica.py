@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import ray
 
 from slipstream.core.weights import EngineFailedError
 from slipstream.plugins.verl.adapters import Adapter
+from slipstream.plugins.verl.drafting_server import DraftingServer
 from slipstream.plugins.vllm.worker_extension import failures
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 WORKER_EXTENSION = "slipstream.plugins.verl.vllm_worker.SlipstreamWorkerExtension"
 
 
-class SlipstreamHttpServer(vLLMHttpServer):
-    """verl's vLLM server actor."""
+class ExtendedServer:
+    """Mixin for verl's vLLM server actor: its engine workers have slipstream's methods."""
+
+    engine: Any
 
     def _get_worker_extension_cls(self) -> str:
         return WORKER_EXTENSION
+
+
+class SyncedServer(ExtendedServer):
+    """Mixin for verl's vLLM server actor: its engine takes slipstream's weight sync."""
 
     def _resolve_sleep_level(self) -> int:
         # Level 2 throws the weights away, and a delta needs its base: keep them in host memory while asleep.
@@ -44,9 +52,20 @@ class SlipstreamHttpServer(vLLMHttpServer):
             raise EngineFailedError("; ".join(failed))
 
 
-class SlipstreamReplica(vLLMReplica):
-    """verl's vLLM replica."""
+_SERVERS: dict[str, tuple[type, ...]] = {
+    "weight_sync": (SyncedServer,),
+    "drafter": (DraftingServer, ExtendedServer),
+}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(SlipstreamHttpServer)
+
+def replica_class(features: Collection[str]) -> type[vLLMReplica]:
+    """verl's vLLM replica, with a server that does what `features` need."""
+    mixins = dict.fromkeys(mixin for feature, its in _SERVERS.items() if feature in features for mixin in its)
+    server = type("SlipstreamHttpServer", (*mixins, vLLMHttpServer), {})
+
+    class SlipstreamReplica(vLLMReplica):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.server_class = ray.remote(server)
+
+    return SlipstreamReplica

@@ -13,6 +13,10 @@ def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
 
 
+def _draft(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "drafter", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for verl; importing its targets pulls in vLLM as well."""
     return SeamTable(
@@ -64,5 +68,33 @@ def seam_table() -> SeamTable:
                 "not called where shards are sent",
             ),
             _sync("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "metrics in the tracker"),
+            _draft("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _draft("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _draft("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _draft(f"{_SERVER}:vLLMReplica", None, "our replica derives from it"),
+            _draft(f"{_SERVER}:vLLMHttpServer._get_worker_extension_cls", "()", "our worker extension"),
+            _draft(f"{_SERVER}:vLLMHttpServer._preprocess_engine_kwargs", "(engine_kwargs)", "our proposer"),
+            _draft(
+                f"{_SERVER}:vLLMHttpServer.generate",
+                "(prompt_ids, sampling_params, request_id, ...)",
+                "keeps what was written for the other replicas",
+            ),
+            _draft(f"{_SERVER}:vLLMHttpServer.set_global_steps", "(global_steps)", "a new policy"),
+            _draft(
+                "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", "(method, timeout, args, kwargs)", "feeds history"
+            ),
+            _draft(
+                "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension",
+                None,
+                "our worker extension derives from it",
+            ),
+            _draft("verl.workers.rollout.llm_server:LLMServerManager.get_replicas", "()", "whose rollouts to exchange"),
+            _draft(
+                "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
+                "(sampling_params, trajectory, agent_name, trace, **kwargs)",
+                "the group of a request",
+            ),
+            _draft("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "after every step"),
         ),
+        switch_off={"drafter": "slipstream/drafter=off"},
     )

@@ -9,6 +9,10 @@ def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
 
 
+def _draft(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "drafter", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for vLLM."""
     return SeamTable(
@@ -46,5 +50,44 @@ def seam_table() -> SeamTable:
                 "CPU only: replaced, so that experts stay in place",
             ),
             _sync("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", None, "mixes our extension in"),
+            _draft(
+                "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
+                "(vllm_config)",
+                "builds our proposer from speculative_config.model",
+            ),
+            _draft(
+                "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+                "(scheduler_output, intermediate_tensors)",
+                "wrapped: shows the requests, and when a step begins",
+            ),
+            _draft(
+                "vllm.v1.worker.gpu_model_runner:GPUModelRunner._input_fits_in_drafter",
+                "(common_attn_metadata)",
+                "asked before every draft; we raise the length that it compares with",
+            ),
+            _draft(
+                "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+                "(scheduler_output, sampled_token_ids, ...)",
+                "asks our proposer",
+            ),
+            _draft("vllm.v1.worker.gpu_input_batch:InputBatch.req_ids", None, "which request a row is"),
+            _draft(
+                "vllm.v1.worker.gpu_input_batch:CachedRequestState",
+                "(req_id, prompt_token_ids, mm_features, sampling_params, ...)",
+                "group, length and stop tokens of a request",
+            ),
+            _draft(
+                "vllm.v1.core.sched.output:SchedulerOutput.__init__",
+                "(scheduled_new_reqs, scheduled_cached_reqs, num_scheduled_tokens, total_num_scheduled_tokens, "
+                "scheduled_spec_decode_tokens, ...)",
+                "which drafts are verified",
+            ),
+            _draft(
+                "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+                "(x, cu_num_tokens, num_tokens, replace_from, replace_to)",
+                "CPU only: replaced where it does not work",
+            ),
+            _draft("vllm.sampling_params:SamplingParams.eos_token_id", None, "where a response ends"),
         ),
+        switch_off={"drafter": "slipstream/drafter=off"},
     )

@@ -4,6 +4,9 @@ For an engine of your own: `LLM(...,
 worker_extension_cls="slipstream.plugins.vllm.worker_extension.WorkerExtension")`, then
 `collective_rpc("slipstream_sync", kwargs={"endpoints": [...], "timeout": ...})` for every sync (`failures` reads its
 answer), and `reset_prefix_cache()`, since the cached prefixes belong to the old weights.
+
+The calls `slipstream_drafter_*` are for engines that draft with slipstream (`drafter.SuffixProposer`); every worker
+answers them, and those that do not draft with None.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from slipstream.core.config import from_environment
 from slipstream.core.seams import require
@@ -19,10 +23,12 @@ from slipstream.core.weights import Connections, Subscriber, SyncError
 from slipstream.core.weights.chain import ChainReader
 from slipstream.plugins.vllm.cpu_experts import keep_experts_unpacked
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
+from slipstream.plugins.vllm.drafter import Rollout, SuffixProposer, proposer_of
 from slipstream.plugins.vllm.engine import VllmEngine
 from slipstream.plugins.vllm.seams import seam_table
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 Outcome = tuple[int | None, str]
 """(version now held, "") or (version still held or None, the error)."""
@@ -40,9 +46,10 @@ class WorkerExtension:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
         config = from_environment()
-        require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
-        keep_weights_unpacked()
-        keep_experts_unpacked()
+        if config is None or config.weight_sync.mode != "native":
+            require(seam_table(), {"weight_sync"}, strict=config is None or config.weight_sync.strict_seams)
+            keep_weights_unpacked()
+            keep_experts_unpacked()
         create = super().__new__
         worker = create(cls) if create is object.__new__ else create(cls, *args, **kwargs)
         worker._slipstream_watch()
@@ -64,6 +71,43 @@ class WorkerExtension:
             self._slipstream_reader.invalidate()
         return self._slipstream_take_part(self._slipstream, endpoints, timeout)
 
+    def slipstream_drafter_statistics(self) -> dict[str, float] | None:
+        """Every counter of the drafter; see `SuffixProposer.statistics`."""
+        return self._slipstream_proposer(lambda proposer: proposer.statistics)
+
+    def slipstream_drafter_feed(self, rollouts: list[Rollout]) -> None:
+        """Take finished rollouts of other engines into the history, in the background.
+
+        Args:
+            rollouts: (group, prompt, response, policy version) of each; token ids, or int32[n] as bytes.
+        """
+        self._slipstream_proposer(lambda proposer: proposer.feed(rollouts))
+
+    def slipstream_drafter_version(self, version: int) -> None:
+        """Name the policy that generates from now on; slipstream's own syncs do so by themselves."""
+        self._slipstream_proposer(lambda proposer: proposer.weights_changed(version))
+
+    def slipstream_drafter_save(self, path: str) -> None:
+        """Save history and what was learned to a file on this host.
+
+        Raises:
+            OSError: it cannot be written.
+            DrafterError: what was fed were no token ids.
+        """
+        self._slipstream_proposer(lambda proposer: proposer.save(Path(path)))
+
+    def slipstream_drafter_load(self, path: str) -> int | None:
+        """Load what `slipstream_drafter_save` wrote; the number of conversations that were new.
+
+        Raises:
+            HistoryFileError: it cannot be read; nothing was changed.
+        """
+        return self._slipstream_proposer(lambda proposer: proposer.load(Path(path)))
+
+    def _slipstream_proposer(self, ask: Callable[[SuffixProposer], _T]) -> _T | None:
+        proposer = proposer_of(self)
+        return None if proposer is None else ask(proposer)
+
     def slipstream_checksums(self) -> dict[str, str]:
         """SHA-256 of every parameter and buffer of this worker."""
         return VllmEngine(self).checksums()
@@ -84,6 +128,7 @@ class WorkerExtension:
             with self._slipstream_connections.joined(addresses, timeout) as channels:
                 version = subscriber.sync(channels, timeout)
             afterwards()
+            self.slipstream_drafter_version(version)
             return version, ""
         except Exception as error:
             logger.exception("slipstream: this worker could not take the update")
@@ -108,6 +153,8 @@ class WorkerExtension:
             version = reader.update()
             if version != held:
                 subscriber.invalidate("the weights come from a chain now")
+            if version != held and version is not None:
+                self.slipstream_drafter_version(version)
             return version, ""
         except Exception as error:
             if self._slipstream_subscriber is not None:

@@ -9,25 +9,25 @@ import torch
 VOCAB = 300
 
 
-def build(tied: bool, seed: int = 0) -> dict[str, torch.Tensor]:
+def build(tied: bool, seed: int = 0, vocab: int = VOCAB) -> dict[str, torch.Tensor]:
     """fp32 state dict; the tied head is listed as Hugging Face does."""
-    return {name: tensor.clone() for name, tensor in _model(tied, seed).state_dict().items()}
+    return {name: tensor.clone() for name, tensor in _model(tied, seed, vocab).state_dict().items()}
 
 
 def save(weights: dict[str, torch.Tensor], folder: Path, tied: bool, dtype: torch.dtype) -> Path:
     """Write `weights` as a checkpoint folder in `dtype`."""
-    model = _model(tied, 0)
+    model = _model(tied, 0, len(weights["model.embed_tokens.weight"]))
     model.load_state_dict(weights, strict=True)
     model.to(dtype).save_pretrained(folder)
     return folder
 
 
-def _model(tied: bool, seed: int):
+def _model(tied: bool, seed: int, vocab: int):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=256,
         intermediate_size=320,
         num_hidden_layers=2,

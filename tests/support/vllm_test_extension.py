@@ -23,3 +23,8 @@ class TestExtension(WorkerExtension):
     def lose_weights(self) -> None:
         """What vLLM's level 2 sleep does to the sync; the CPU backend itself cannot sleep."""
         self._slipstream().invalidate("the test says so")
+
+    def running_tokens(self) -> dict[str, list[int]]:
+        """What every request that the runner still knows has been given, as this worker sees it."""
+        requests = self.model_runner.requests  # type: ignore[attr-defined]
+        return {name: list(state.output_token_ids) for name, state in requests.items()}

@@ -104,6 +104,18 @@ def test_the_router_is_a_group_of_its_own(mode):
     assert config.weight_sync.mode == "delta"
 
 
+@pytest.mark.parametrize(
+    ("start", "weight_sync", "drafter"),
+    [("sync", "delta", "off"), ("rollout", "native", "suffix"), ("full", "delta", "suffix")],
+)
+def test_what_each_start_switches_on(start, weight_sync, drafter):
+    config = parse_config(compose_alone(f"+slipstream={start}").slipstream)
+    assert (config.weight_sync.mode, config.drafter.mode) == (weight_sync, drafter)
+    assert (
+        parse_config(compose_alone(f"+slipstream={start}", "slipstream/drafter=off").slipstream).drafter.mode == "off"
+    )
+
+
 def test_events_are_overridden_without_a_plus():
     assert parse_config(compose_alone("+slipstream=sync", "slipstream.events=run.log").slipstream).events == "run.log"
 
@@ -116,7 +128,7 @@ def test_the_native_group_spells_out_the_defaults_of_the_schema():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\tsync"),
+        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\trollout\n\tsync"),
         (["+slipstream=sync", "slipstream/weight_sync=nope"], "delta\n\tdense\n\tnative"),
         (["+slipstream=sync", "+slipstream/weight_sync=dense"], "Multiple values for slipstream/weight_sync"),
         (["+slipstream=sync", "slipstream.weight_sync.mod=delta"], "mod"),

@@ -46,6 +46,16 @@ def test_noise_at_break_even_does_not_flip_it_all_the_time() -> None:
     assert switch.turned_off + switch.turned_on <= 6
 
 
+def test_it_decides_early_and_probes_cost_a_hundredth() -> None:
+    """Verification so dear that four probing steps every 64 would take a third of all time."""
+    switch = LoadSwitch()
+    run(switch, 64, slope=50.0, steps=12)
+    assert not switch.wants_drafts(64)
+    drafting = run(switch, 64, slope=50.0, steps=20_000)
+    assert drafting * (0.010 + 0.050 * 4) < 0.012 * 0.010
+    assert switch.probes >= 2, "and yet it asks again"
+
+
 def test_senseless_times_are_ignored() -> None:
     switch = LoadSwitch()
     for seconds in (0.0, -1.0, float("nan"), float("inf")):

@@ -39,7 +39,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[RunRe
             train_file=train_file,
             folder=folder / name,
             steps=steps,
-            overrides=[*overrides, *([f"slipstream.events={events}"] if overrides else [])],
+            overrides=[*overrides, *([f"slipstream.events={events}"] if "+slipstream" in " ".join(overrides) else [])],
             **settings,
         )
         if modules:
@@ -86,14 +86,31 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
     assert 0 < metrics["slipstream/weight_sync/changed_share"] <= 1
 
 
+def test_drafts_change_no_response(train):
+    """fp32, one choice a token, so that responses do not depend on how random numbers are used.
+
+    verl #4526: settings of speculation that do not reach the engine.
+    """
+    greedy = "actor_rollout_ref.rollout.top_k=1"
+    native, _ = train("undrafted", greedy, dtype="float32", steps=2)
+    ours, _ = train("drafted", greedy, "+slipstream=rollout", dtype="float32", steps=2)
+    for step in (1, 2):
+        assert ours.rollouts(step) == native.rollouts(step)
+    metrics = ours.steps[-1].values
+    assert metrics["slipstream/drafter/accepted"] > 0
+    assert 0 < metrics["slipstream/drafter/acceptance"] <= 1
+    assert metrics["slipstream/drafter/tokens_per_step"] > 1
+    assert metrics["slipstream/drafter/history_tokens"] > 0
+
+
 def test_the_disaggregated_trainer_syncs_its_own_engine(train):
     """verl's `separate_async`: a hybrid replica beside the trainer, a standalone one behind the checkpoint engine.
 
-    The frames take Ray's object store.
+    The frames take Ray's object store. Both replicas draft, from what either of them wrote.
     """
     ours, syncs = train(
         "separate",
-        "+slipstream=sync",
+        "+slipstream=full",
         "slipstream.weight_sync.audit_every=1",
         "slipstream.weight_sync.transport=ray",
         dtype="bfloat16",
@@ -101,6 +118,8 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
         rollout_gpus=1,
     )
     assert len(ours.steps) == STEPS
+    assert sum(step.values["slipstream/drafter/fed"] for step in ours.steps) > 0
+    assert ours.steps[-1].values["slipstream/drafter/accepted"] > 0
     standalone = [event for event in syncs if event["run"] == syncs[0]["run"]]
     assert [event["target"] for event in standalone] == list(range(1, STEPS + 2))
     assert all(event["audited_tensors"] > 0 for event in syncs)
