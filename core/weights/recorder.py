@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.core.weights.layout import Fill, LayoutMap, Piece, TensorLayout, flat_bits
+from slipstream.core.weights.plan.intersect import intersect_normal
 from slipstream.core.weights.tensors import TensorSpec, dtype_name
 from slipstream.triton_kernels import Box, as_bits, normalise
 from slipstream.triton_kernels.box import MAX_RANK
@@ -150,20 +151,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self.reasons.setdefault(name, reason)
 
     def _loader_only_where_shared(self) -> None:
-        """Two checkpoint tensors in one place: which one wins is the loader's business."""
-        places: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], set[str]] = {}
-        for name, copies in self.copies.items():
-            for target, _ in copies:
-                key = (
-                    _storage_key(target),
-                    int(target.storage_offset()),
-                    tuple(target.shape),
-                    tuple(target.stride()),
-                )
-                places.setdefault(key, set()).add(name)
-        for names in places.values():
-            if len(names) > 1:
-                self._loader_only(names, f"the loader writes {sorted(names)} to the same place")
+        """Whatever is written twice, in whole or in part: which write wins is the loader's business.
+
+        A tensor that is copied twice to the same places is no such case, as the writes are one piece. Two pieces of one
+        tensor that meet are: changes that go on from what is in memory would be applied twice where they do.
+        """
+        writes: set[tuple[Box, str, Box | None]]
+        writes = {(_memory(target), "", None) for target in self.opaque if target.numel()}
+        writes |= {
+            (_memory(target), name, _box_or_none(source, target))
+            for name, copies in self.copies.items()
+            for target, source in copies
+            if target.numel()
+        }
+        ordered = sorted(writes, key=lambda write: write[:2])
+        for number, (region, name, _) in enumerate(ordered):
+            for other, other_name, _ in ordered[number + 1 :]:
+                if other.src_offset >= region.src_offset + region.span:
+                    break
+                names = {name, other_name} - {""}
+                if names - self.reasons.keys() and intersect_normal(region, other):
+                    self._loader_only(names, f"the loader writes {sorted(names)} to the same place")
 
     def layout(self, specs: tuple[TensorSpec, ...]) -> LayoutMap:
         self._loader_only_where_shared()
@@ -220,6 +228,28 @@ def _box(source: torch.Tensor, target: torch.Tensor) -> Box:
     if len(box.sizes) > MAX_RANK:
         raise ValueError(f"it takes a {len(box.sizes)}-dimensional map, the kernels take {MAX_RANK}")
     return box
+
+
+def _box_or_none(source: torch.Tensor, target: torch.Tensor) -> Box | None:
+    try:
+        return _box(source, target)
+    except ValueError:
+        return None
+
+
+def _memory(tensor: torch.Tensor) -> Box:
+    """Which bytes of memory a tensor has, as a normalised box that maps them to themselves.
+
+    By address, as two storages may be one memory. All between the first and the last where elements share a place.
+    """
+    first, width = tensor.data_ptr(), tensor.element_size()
+    dims = [(size, width * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    sizes, strides = zip(*dims, (width, 1), strict=True)
+    try:
+        return normalise(Box(first, first, sizes, strides, strides))
+    except ValueError:
+        span = width + sum((size - 1) * stride for size, stride in dims)
+        return Box(first, first, (span,), (1,), (1,))
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -82,7 +82,7 @@ class Transaction:
         begun += [self._layout.specs[tensor].name for tensor in self._tensors.begun()]
         if begun:
             raise CorruptFrameError(f"the update ended inside {', '.join(begun[:5])}")
-        self.load([(self._layout.specs[i].name, t) for i, t in self._for_loader.items()])
+        self.load([(self._layout.specs[i].name, t) for i, t in sorted(self._for_loader.items())])
 
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Run the engine's loader on whole tensors, after saving what it is known to write and to derive."""

@@ -20,7 +20,8 @@ def warm_up(dtypes: Iterable[tuple[torch.dtype, torch.dtype]], levels: Iterable[
     """Run small updates through both ends of a sync, in the background; what has been started before is left out.
 
     A sync that begins meanwhile is right and waits no longer than it would have: it needs the same kernels. Only for
-    what runs on the host: launches from another thread could meet an engine that captures a CUDA graph.
+    what runs on the host: launches from another thread could meet an engine that captures a CUDA graph. A process that
+    is forked meanwhile inherits the compiler's lock as it is: a kernel that is called there may wait for ever.
 
     Args:
         dtypes: (dtype of the trainer, dtype of the engine) of the tensors.

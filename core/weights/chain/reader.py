@@ -157,15 +157,16 @@ class ChainReader:
                 transaction.write(section)
 
     def _load(self, transaction: Transaction) -> None:
-        """Give the engine's loader the tensors it transforms, where they changed."""
+        """Give the engine's loader the tensors it transforms: all when one changed, as it may put several together."""
         assert self._layout is not None
         touched = transaction.rewritten | set(transaction.deltas)
-        names = {tensor for unit in touched for tensor in self._units[unit].tensors} & self._for_loader.keys()
+        if self._for_loader.keys().isdisjoint(tensor for unit in touched for tensor in self._units[unit].tensors):
+            return
         specs, device = self._layout.specs, self._engine.device
         transaction.load(
             [
-                (specs[t].name, self._for_loader[t].view(specs[t].torch_dtype).view(specs[t].shape).to(device))
-                for t in sorted(names)
+                (specs[t].name, copy.view(specs[t].torch_dtype).view(specs[t].shape).to(device))
+                for t, copy in sorted(self._for_loader.items())
             ]
         )
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from toy_engine import Pair, ToyEngine, checkpoint
 
+from slipstream.core.weights.chain import ChainReader, ChainWriter
+
 
 def moved(weights, step):
     generator = torch.Generator().manual_seed(step)
@@ -64,6 +66,42 @@ class CopiesTwice(ToyEngine):
         super()._load_norm(weight)
 
 
+class CopiesAPartAgain(ToyEngine):
+    def _load_o(self, weight):
+        super()._load_o(weight)
+        self.tensors["o"][:, 3:9].copy_(weight[:, 3:9])
+
+
+class CopiesTwoPartsOverEachOther(ToyEngine):
+    def _load_q(self, weight):
+        self.tensors["qkv"][:16].copy_(weight)
+        self.tensors["qkv"][8:20].copy_(weight[:12])
+
+
+class TwoTensorsMeet(ToyEngine):
+    def _load_up(self, weight):
+        super()._load_up(weight)
+        self.tensors["gate_up"][0, 5:9, ::2].copy_(weight[5:9, ::2])
+
+
+class OneMemoryTwice(ToyEngine):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.alias = torch.from_numpy(self.tensors["o"].view(torch.int16).numpy()).view(torch.bfloat16)
+
+    def _load_o(self, weight):
+        super()._load_o(weight)
+        self.alias.T[4:6].copy_(weight.T[4:6])
+
+
+class ClearsWhatOthersLoaded(ToyEngine):
+    """Only a loader that sees all of its tensors gets them right."""
+
+    def _load_q(self, weight):
+        self.tensors["qkv"][torch.arange(32)] = 0
+        super()._load_q(weight)
+
+
 class MovesToADevice(ToyEngine):
     def _load_norm(self, weight):
         self.tensors["norm"].copy_(weight.to("cpu", torch.float16))
@@ -77,20 +115,51 @@ HOSTILE = [
     FillsWithAValue,
     TiedHeadIsLoadedToo,
     CopiesTwice,
+    CopiesAPartAgain,
+    CopiesTwoPartsOverEachOther,
+    TwoTensorsMeet,
+    OneMemoryTwice,
+    ClearsWhatOthersLoaded,
     MovesToADevice,
 ]
 
 
+def partly_moved(weights, step):
+    """Few enough changes that they travel as such, and some tensors without any."""
+    generator = torch.Generator().manual_seed(step)
+    result = {}
+    for number, (name, weight) in enumerate(weights.items()):
+        chosen = torch.rand(weight.shape, generator=generator) < (0.1 if (number + step) % 3 else 0)
+        result[name] = torch.where(chosen, weight * 1.05, weight)
+    result["lm_head"] = result["embed"]
+    return result
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
-def test_what_arrives_is_what_the_loader_gives(engine):
-    pair = Pair([engine()])
+def test_what_arrives_is_what_the_loader_gives(engine, level):
+    pair = Pair([engine()], level=level)
     weights = checkpoint()
-    for step in range(3):
+    for step in range(4):
         pair.sync(weights)
         fresh = engine()
         fresh.load_weights(weights.items())
         assert pair.engines[0].checksums() == fresh.checksums(), f"sync {step}"
-        weights = moved(weights, step)
+        weights = moved(weights, step) if step == 0 else partly_moved(weights, step)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
+def test_a_chain_gives_what_the_loader_gives(engine, level, tmp_path):
+    chain, reader = ChainWriter(str(tmp_path), level=level), ChainReader(str(tmp_path), held := engine())
+    weights = {name: weight.bfloat16() for name, weight in checkpoint().items()}
+    for step in range(4):
+        chain.publish(weights.items())
+        reader.update()
+        fresh = engine()
+        fresh.load_weights(weights.items())
+        assert held.checksums() == fresh.checksums(), f"version {step}"
+        weights = partly_moved(weights, step)
 
 
 @pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
