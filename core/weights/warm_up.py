@@ -42,7 +42,7 @@ def warm_up(dtypes: Iterable[tuple[torch.dtype, torch.dtype]], levels: Iterable[
 
 
 def _leave(thread: threading.Thread) -> None:
-    """A compiler that is at work while the interpreter is taken down ends in a crash."""
+    """Wait for the case at hand: threads that outlive the interpreter abort the process, out of C++ frames."""
     _leaving.set()
     thread.join()
 
