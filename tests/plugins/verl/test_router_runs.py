@@ -17,7 +17,7 @@ from slipstream.plugins.verl.demo.runner import TrainingError, run_training
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(1500)]
 SUPPORT = Path(__file__).parents[2] / "support"
-PROMPTS, SAMPLES = 8, 4
+PROMPTS, SAMPLES = 8, 6
 KV_BYTES = 6 << 20
 """3,072 tokens a replica: about eight contexts."""
 
@@ -101,7 +101,8 @@ def test_same_samples_less_prefill_and_none_is_lost_with_a_replica(train):
     native = train("native", steps=3)
     ours = train(
         "ours",
-        "+slipstream=full",
+        "+slipstream=sync",
+        "slipstream/router=cache_aware",
         "slipstream.weight_sync.timeout_seconds=30",
         "slipstream.router.move_seconds=0.5",
         steps=3,
