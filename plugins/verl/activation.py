@@ -8,7 +8,8 @@ from typing import Any
 
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.seams import require
-from slipstream.plugins.verl.driver import BACKEND, enabled
+from slipstream.plugins.verl.driver import enabled
+from slipstream.plugins.verl.requirements import BACKEND
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
 

@@ -19,7 +19,7 @@ def _demo(**arguments: object) -> int | None:
 
 
 def _check_config(config: Any, slipstream: SlipstreamConfig) -> None:
-    from slipstream.plugins.verl.driver import check
+    from slipstream.plugins.verl.requirements import check
 
     check(config, slipstream)
 

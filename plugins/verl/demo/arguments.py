@@ -90,8 +90,8 @@ def check_overrides(both: Sequence[str], ours: Sequence[str], steps: int) -> int
 
     from slipstream.core.cli.compose import compose_config
     from slipstream.core.config import ConfigError, parse_config
-    from slipstream.plugins.verl.driver import check
     from slipstream.plugins.verl.plugin import HYDRA_CONFIG
+    from slipstream.plugins.verl.requirements import check
 
     stands_in = Path("/demo")  # the keys are those of any model and folder
     overrides = training_overrides(model=stands_in, train_file=stands_in, folder=stands_in, steps=steps, overrides=both)

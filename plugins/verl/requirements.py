@@ -1,0 +1,138 @@
+"""What slipstream needs of a verl configuration: combinations that this version cannot serve are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.telemetry import check_path
+
+BACKEND = "slipstream"
+"""Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
+
+
+def check(config: Any, slipstream: SlipstreamConfig) -> None:
+    """Refuse combinations that this version cannot serve: in the driver of a run, and in `slipstream config`.
+
+    Args:
+        config: the composed configuration of a verl trainer, with a `slipstream` node.
+        slipstream: that node, parsed.
+
+    Raises:
+        ConfigError: with the key, what it needs and what to do.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    backend = rollout.checkpoint_engine.backend
+    chosen = [config.slipstream.get(part) or {} for part in ("weight_sync", "drafter", "router")]
+    if backend != BACKEND and not any("mode" in part for part in chosen):
+        raise ConfigError(
+            "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
+            "go on without slipstream; add +slipstream=sync and write the settings without a plus"
+        )
+    if slipstream.events is not None:
+        check_path(slipstream.events)
+    if slipstream.drafter.mode != "off":
+        _check_drafter(config, slipstream.drafter.mode)
+    if slipstream.router.mode != "native":
+        _check_router(rollout, slipstream.router.mode)
+    if slipstream.weight_sync.mode == "native":
+        if backend == BACKEND:
+            raise ConfigError(
+                f"slipstream.weight_sync.mode=native leaves checkpoint_engine.backend={BACKEND}, which would have "
+                "nothing to do: choose the group instead, slipstream/weight_sync=native"
+            )
+        return
+    # torch is slow to import
+    from slipstream.core.weights.chain import check_chain
+    from slipstream.core.weights.transports import check_transport
+
+    check_transport(slipstream.weight_sync.transport)
+    if slipstream.weight_sync.chain is not None:
+        check_chain(slipstream.weight_sync.chain)
+    off = "or add slipstream/weight_sync=native"
+    if backend != BACKEND:
+        raise ConfigError(
+            f"slipstream.weight_sync.mode={slipstream.weight_sync.mode} needs "
+            f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; "
+            f"add +slipstream=sync, which sets it, remove an override of it, {off}"
+        )
+    _check_engine(rollout, f"slipstream.weight_sync.mode={slipstream.weight_sync.mode}", off, _UNSPLIT)
+    _check_adapters(config)
+
+
+# Sizes of an engine that have to be 1.
+_UNSPLIT = ("data_parallel_size", "pipeline_model_parallel_size")
+_ONE_CACHE = ("data_parallel_size",)  # an engine with several caches places requests by itself
+
+
+def _check_engine(rollout: Any, setting: str, off: str, ones: Sequence[str]) -> None:
+    """Refuse engines that no part of slipstream serves under verl yet."""
+    start = f"{setting} needs actor_rollout_ref.rollout."
+    # verl leaves the name to the user; its own error says so when there is none.
+    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
+        raise ConfigError(f"{start}name=vllm in this version, got {rollout.name}; choose vllm {off}")
+    for key in ones:
+        if rollout.get(key, 1) != 1:
+            raise ConfigError(
+                f"{start}{key}=1 in this version, got {rollout.get(key)}; use more replicas instead {off}"
+            )
+    if (rollout.get("disaggregation") or {}).get("enabled", False):
+        raise ConfigError(f"{start}disaggregation.enabled=false in this version; set it {off}")
+
+
+def _check_router(rollout: Any, mode: str) -> None:
+    setting, off = f"slipstream.router.mode={mode}", "or add slipstream/router=native"
+    _check_engine(rollout, setting, off, _ONE_CACHE)
+    start = f"{setting} needs actor_rollout_ref.rollout."
+    if rollout.get("full_determinism", False):  # requests have one name then, and may not choose their replica
+        raise ConfigError(f"{start}full_determinism=false, got true; set it {off}")
+    if rollout.get("router_config_path") is not None:
+        raise ConfigError(
+            f"{start}router_config_path=null, got {rollout.router_config_path}; there is one router, remove it {off}"
+        )
+
+
+def _check_drafter(config: Any, mode: str) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    setting, off = f"slipstream.drafter.mode={mode}", "or add slipstream/drafter=off"
+    _check_engine(rollout, setting, off, _UNSPLIT)
+    start = f"{setting} needs actor_rollout_ref.rollout."
+    if rollout.checkpoint_engine.backend == "delta_sharded":
+        raise ConfigError(
+            f"{start}checkpoint_engine.backend other than delta_sharded, which refuses engines that draft; add "
+            f"+slipstream=sync {off}"
+        )
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    if engine.get("speculative_config") is not None:
+        raise ConfigError(
+            f"{start}engine_kwargs.vllm.speculative_config=null, got {engine['speculative_config']}: an engine has one "
+            f"drafter; remove it {off}"
+        )
+    if engine.get("async_scheduling"):
+        raise ConfigError(
+            f"{start}engine_kwargs.vllm.async_scheduling=null, got true: vLLM takes no drafts of a proposer class with "
+            f"it; remove it {off}"
+        )
+    mtp = config.actor_rollout_ref.model.get("mtp") or {}
+    if mtp.get("enable", False) and mtp.get("enable_rollout", False):
+        raise ConfigError(
+            f"{setting} needs actor_rollout_ref.model.mtp.enable_rollout=false, got true: an "
+            f"engine has one drafter; set it {off}"
+        )
+
+
+def _check_adapters(config: Any) -> None:
+    """verl's disaggregated sync sends the weights under the adapters and never the adapters (verl #7495)."""
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    rank = max(model.get("lora_rank", 0), lora.get("rank", 0) or 0)
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    if rank > 0 and not lora.get("merge", False) and mode == "separate_async":
+        raise ConfigError(
+            "trainer.v1.trainer_mode=separate_async with LoRA needs actor_rollout_ref.model.lora.merge=true: verl "
+            "sends its standalone engines the weights under the adapters only, so they would generate with the base "
+            "model; add ++actor_rollout_ref.model.lora.merge=true, which makes deltas of the merged weights"
+        )
