@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 _started: set[tuple[torch.dtype, torch.dtype, int]] = set()
 _lock = threading.Lock()
+_NAME = "slipstream-warm-up"
+"""Of its threads."""
 _leaving = threading.Event()
 
 
@@ -35,7 +37,7 @@ def warm_up(dtypes: Iterable[tuple[torch.dtype, torch.dtype]], levels: Iterable[
         _started.update(new)
     if not new:
         return None
-    thread = threading.Thread(target=_run_all, args=(new,), name="slipstream-warm-up", daemon=True)
+    thread = threading.Thread(target=_run_all, args=(new,), name=_NAME, daemon=True)
     thread.start()
     atexit.register(_leave, thread)
     return thread
@@ -73,7 +75,7 @@ def _run(trainer: torch.dtype, engine: torch.dtype, level: int) -> None:
         weight[::3, 1::5] *= 1 + 0.01 * version
         hub = InProcessHub()
         end = hub.connect("warm-up")
-        worker = threading.Thread(target=subscriber.sync, args=([end], 60.0), daemon=True)
+        worker = threading.Thread(target=subscriber.sync, args=([end], 60.0), name=_NAME, daemon=True)
         worker.start()
         publisher.sync([("weight", weight.to(trainer))], hub, workers=1)
         worker.join()

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+_SCATTERS = ("scatter_changes", "scatter_packed")
 
-def failing_scatter(transaction: ModuleType) -> Any:
-    """A `scatter_changes` for `transaction` that fails at its third call: some tensors are written by then."""
-    scatter = transaction.scatter_changes
+
+def before_scatters(transaction: ModuleType, act: Callable[[], None]) -> Callable[[], None]:
+    """Call `act` whenever `transaction` is about to write changes of one tensor, and return what ends that.
+
+    Not where the warm-up writes, to tensors of its own.
+    """
+    real = {name: getattr(transaction, name) for name in _SCATTERS}
+
+    def acting(scatter: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            if threading.current_thread().name != "slipstream-warm-up":
+                act()
+            return scatter(*args)
+
+        return wrapped
+
+    for name, scatter in real.items():
+        setattr(transaction, name, acting(scatter))
+
+    def end() -> None:
+        for name, scatter in real.items():
+            setattr(transaction, name, scatter)
+
+    return end
+
+
+def break_third_scatter(transaction: ModuleType) -> Callable[[], None]:
+    """`before_scatters`: the third one fails, so some tensors are written by then."""
     count = 0
 
-    def failing(*args: Any) -> Any:
+    def fail() -> None:
         nonlocal count
         count += 1
         if count == 3:
             raise RuntimeError("broken on purpose")
-        return scatter(*args)
 
-    return failing
+    return before_scatters(transaction, fail)

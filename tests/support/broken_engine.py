@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from breaking import failing_scatter
+from breaking import break_third_scatter
 
 from slipstream.plugins.verl.post_import import after_import
 
-after_import(
-    "slipstream.core.weights.transaction",
-    lambda transaction: setattr(transaction, "scatter_changes", failing_scatter(transaction)),
-)
+after_import("slipstream.core.weights.transaction", break_third_scatter)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+
+from breaking import before_scatters
 
 from slipstream.plugins.verl.post_import import after_import
 
 
-def _die(*args: Any, **kwargs: Any) -> None:
+def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-after_import("slipstream.core.weights.transaction", lambda transaction: setattr(transaction, "scatter_changes", _die))
+after_import("slipstream.core.weights.transaction", lambda transaction: before_scatters(transaction, _die))

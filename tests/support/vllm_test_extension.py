@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from breaking import failing_scatter
+from collections.abc import Callable
+
+from breaking import break_third_scatter
 
 from slipstream.core.weights import transaction
 from slipstream.plugins.vllm.worker_extension import WorkerExtension
-
-_scatter = transaction.scatter_changes
 
 
 class TestExtension(WorkerExtension):
     """Used by name as vLLM's `worker_extension_cls`."""
 
     __test__ = False
+    repair_writes: Callable[[], None] = staticmethod(lambda: None)
 
     def break_writes(self, broken: bool) -> None:
         """Make the next update fail half-way on the last rank."""
         last = self.rank == self.parallel_config.world_size - 1  # type: ignore[attr-defined]
-        transaction.scatter_changes = failing_scatter(transaction) if broken and last else _scatter
+        self.repair_writes()
+        if broken and last:
+            self.repair_writes = break_third_scatter(transaction)
 
     def lose_weights(self) -> None:
         """What vLLM's level 2 sleep does to the sync; the CPU backend itself cannot sleep."""
