@@ -55,7 +55,7 @@ class StepMeasures:
         totals.queue += waiting
         totals.longest_queue = max(totals.longest_queue, waiting)
         for replica, count in running.items():
-            totals.served[replica].running += count
+            totals.served.setdefault(replica, _Served()).running += count
 
     def admitted(self, seconds: float, waiting: int) -> None:
         """Count a request that had waited for so long, with so many others waiting still."""
