@@ -19,13 +19,19 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test bench-sync bench-draft bench-graph bench-rollout check format clean
+.PHONY: help env env-openrlhf env-sglang demo test bench-sync bench-draft bench-graph bench-rollout check format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: ## create or update .venv (about 5 minutes the first time, then at once)
 	@$(PYTHON) env/bootstrap.py
+
+env-openrlhf: ## .venv-openrlhf: the same with the versions of packages that OpenRLHF asks for
+	@$(PYTHON) env/bootstrap.py openrlhf
+
+env-sglang: ## .venv-sglang: the same with the versions of packages that SGLang asks for
+	@$(PYTHON) env/bootstrap.py sglang
 
 demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder; ARGS=Hydra overrides)
 ifeq ($(MODEL),smollm2)
@@ -66,5 +72,5 @@ format: env ## rewrite the sources in the project's format
 	@$(BIN)/ruff format .
 
 clean: ## remove build outputs and .venv (the shared package cache stays)
-	rm -rf .venv build dist outputs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-* build dist outputs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
