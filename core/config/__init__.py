@@ -6,12 +6,19 @@ environment variable that carries it to the processes of a run.
 
 from slipstream.core.config.errors import ConfigError
 from slipstream.core.config.node import SLIPSTREAM_NODE, from_environment, from_json, parse_config, to_json, to_mapping
-from slipstream.core.config.schema import DrafterConfig, RouterConfig, SlipstreamConfig, WeightSyncConfig
+from slipstream.core.config.schema import (
+    DrafterConfig,
+    PlacementConfig,
+    RouterConfig,
+    SlipstreamConfig,
+    WeightSyncConfig,
+)
 
 __all__ = [
     "SLIPSTREAM_NODE",
     "ConfigError",
     "DrafterConfig",
+    "PlacementConfig",
     "RouterConfig",
     "SlipstreamConfig",
     "WeightSyncConfig",

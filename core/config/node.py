@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.core import __version__
 from slipstream.core.config.errors import ConfigError, did_you_mean
 from slipstream.core.config.fields import annotations_of
 from slipstream.core.config.schema import SlipstreamConfig
@@ -16,7 +15,6 @@ from slipstream.core.config.schema import SlipstreamConfig
 SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 """Name of the environment variable that carries the resolved node to every process of a run."""
 
-_PLANNED = frozenset({"placement"})
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
 Hydra did not discover slipstream's search-path plugin, so it took `+slipstream={value}` as a value instead of a config
@@ -87,11 +85,7 @@ def _build(schema: Any, node: Any) -> Any:
 
 
 def _unknown_key(path: str, key: str, known: list[str]) -> str:
-    if path == SlipstreamConfig.node_path and key in _PLANNED:
-        reason = f"not available in this version ({__version__}), remove it; "
-    else:
-        reason = f"unknown key; {did_you_mean(key, known)}"
-    return f"{path}.{key}: {reason}valid keys: {', '.join(known)}"
+    return f"{path}.{key}: unknown key; {did_you_mean(key, known)}valid keys: {', '.join(known)}"
 
 
 def _example(schema: Any) -> str:

@@ -37,6 +37,7 @@ def enabled(slipstream: SlipstreamConfig) -> set[str]:
         "weight_sync": slipstream.weight_sync.mode,
         "drafter": slipstream.drafter.mode,
         "router": slipstream.router.mode,
+        "placement": slipstream.placement.mode,
     }
     return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
 
