@@ -111,6 +111,18 @@ def _groups(module: Any, config: SlipstreamConfig) -> None:
     module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
 
 
+def _placed_trainers(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.trainer import with_placement
+
+    module.get_trainer_cls = with_placement(module.get_trainer_cls, config)
+
+
+def _own_queue(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.queues import own_queue
+
+    own_queue(module)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
@@ -120,7 +132,9 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("weight_sync", _trainer),
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
+        ("placement", _placed_trainers),
     ),
+    "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),
