@@ -21,7 +21,6 @@ from slipstream.core.weights.errors import AbortedError, SyncError, SyncTimeoutE
 from slipstream.core.weights.feed import Feed, expect
 from slipstream.core.weights.held import MASK, HeldUnit
 from slipstream.core.weights.layout import LayoutMap
-from slipstream.core.weights.level import LEVELS
 from slipstream.core.weights.messages import Applied, Audited, Begin, Commit, Done, Hello, Layout, Table, Units
 from slipstream.core.weights.recorder import record_layout
 from slipstream.core.weights.tensors import DTYPES, TensorSpec
@@ -103,12 +102,12 @@ class Subscriber:
             _tell(feeds, error)
             raise
         self._update(feeds, timeout)
-        target, seed = feeds[0].begin.target, feeds[0].begin.base is None
+        target, levels = feeds[0].begin.target, {level for feed in feeds for level in feed.begin.levels}
         if self._announce:
             plugins().hook.slipstream_weights_changed(version=target)
-        if seed and self._engine.device.type == "cpu":
+        if levels and self._engine.device.type == "cpu":
             held = zip(self._layout.specs, self._layout.tensors, strict=True)
-            warm_up({(spec.torch_dtype, DTYPES[t.dtype]) for spec, t in held if t.kind == "mapped"}, LEVELS)
+            warm_up({(spec.torch_dtype, DTYPES[t.dtype]) for spec, t in held if t.kind == "mapped"}, levels)
         return target
 
     def _meet(self, feed: Feed, timeout: float) -> None:
