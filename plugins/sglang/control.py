@@ -11,7 +11,7 @@ verl's server calls the coroutines (`plugins/verl/sglang_server.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,6 @@ import msgspec
 
 from slipstream.core.weights import EngineFailedError
 from slipstream.plugins.sglang.messages import (
-    COMMAND,
     LOADER,
     Command,
     Follow,
@@ -110,22 +109,18 @@ async def weight_update_session(manager: Any) -> AsyncIterator[None]:
 async def _command(manager: Any, command: Command, weight_version: str | None) -> list[Outcome]:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput, UpdateWeightVersionReqInput
     from sglang.srt.runtime_context import get_parallel
-    from sglang.srt.utils import MultiprocessingSerializer
 
     async with paused(manager):
         async with weight_update_session(manager):
-            payload = MultiprocessingSerializer.serialize([(COMMAND, encode_command(command))])
             request = UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[payload] * int(get_parallel().tp_size),
+                serialized_named_tensors=[encode_command(command)] * int(get_parallel().tp_size),
                 load_format=LOADER,
                 flush_cache=True,
                 selector="target",
             )
             outcomes = _outcomes(*await manager.update_weights_from_tensor(request))
         version = weight_version if weight_version is not None else str(outcomes[0].version)
-        await manager.update_weight_version(
-            UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False)
-        )
+        await manager.update_weight_version(UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False))
     return outcomes
 
 
@@ -152,6 +147,6 @@ def _succeeded(call: str, answer: tuple[bool, str]) -> None:
         raise EngineFailedError(f"SGLang refused {call}: {message}")
 
 
-def _run(engine: Any, call: Any) -> Any:
+def _run(engine: Any, call: Coroutine[Any, Any, list[Outcome]]) -> list[Outcome]:
     loop: asyncio.AbstractEventLoop = engine.loop
     return loop.run_until_complete(call)

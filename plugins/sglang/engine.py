@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import logging
+import re
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from slipstream.triton_kernels import as_bits
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 """SGLang layer methods that leave weights in checkpoint form after loading, unless they pack for AMX."""
+
+_UNKNOWN = re.compile(r"(\S+) not found in params_dict")
+"""How SGLang's models speak of a tensor that they drop."""
 
 
 class SglangEngine(ModuleEngine):
@@ -36,6 +42,21 @@ class SglangEngine(ModuleEngine):
     def model(self) -> Any:
         """The worker's model."""
         return self._held
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """The model's own loader, but a tensor that it does not know is an error: SGLang logs it and goes on.
+
+        Raises:
+            SyncError: naming those tensors; the others are written.
+        """
+        with _unknown_tensors(self.model) as unknown:
+            result = super().load_weights(weights)
+        if unknown:
+            raise SyncError(
+                f"{type(self.model).__name__} has no place for {', '.join(sorted(unknown)[:5])}; is the engine's model "
+                "the one that is trained?"
+            )
+        return result
 
     def finish_loading(self) -> None:
         """Rebuild what SGLang derives from loaded weights, where the end of the session does not."""
@@ -69,6 +90,37 @@ class SglangEngine(ModuleEngine):
             # A step of the model itself (absorbed copies of latent attention) may read any weight.
             return module is self.model and hasattr(module, "post_load_weights")
         return type(method).__name__ not in _PLAIN_METHODS and not _has_plain_experts(module)
+
+
+class _Listener(logging.Handler):
+    """Collects the names in SGLang's warnings about tensors that a loader does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if found := _UNKNOWN.search(record.getMessage()):
+            self.names.add(found.group(1))
+
+
+@contextmanager
+def _unknown_tensors(model: torch.nn.Module) -> Iterator[set[str]]:
+    """Names that the loader warns about while the context is open; a tied head is known under another name."""
+    listener, speaker = _Listener(), logging.getLogger(type(model).__module__)
+    level, propagate = speaker.level, speaker.propagate
+    speaker.addHandler(listener)
+    speaker.setLevel(logging.WARNING)
+    speaker.propagate = False
+    unknown: set[str] = set()
+    try:
+        yield unknown
+    finally:
+        speaker.removeHandler(listener)
+        speaker.setLevel(level)
+        speaker.propagate = propagate
+    tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    unknown |= listener.names - ({"lm_head.weight"} if tied else set())
 
 
 def _has_plain_experts(module: torch.nn.Module) -> bool:

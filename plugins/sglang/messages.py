@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -42,9 +44,28 @@ class Outcome(msgspec.Struct, frozen=True):
     """Empty when all is well."""
 
 
-def encode_command(command: Command) -> torch.Tensor:
-    """uint8[bytes]."""
-    return torch.frombuffer(bytearray(msgspec.json.encode(command)), dtype=torch.uint8)
+class _Plain:
+    """uint8[bytes] that is pickled by value.
+
+    A tensor would travel as a handle to shared memory, which only processes of one host can open, and not at all once
+    SGLang has patched how tensors are pickled in this process. Its unpickler admits few callables; this is one.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> Any:
+        return torch.ByteTensor, (list(self._data),)
+
+
+def encode_command(command: Command) -> bytes:
+    """The payload of SGLang's `update_weights_from_tensor` that carries `command`, the same for every worker."""
+    return pickle.dumps([(COMMAND, _Plain(msgspec.json.encode(command)))])
+
+
+def command_tensor(command: Command) -> torch.Tensor:
+    """uint8[bytes], for a broadcast."""
+    return torch.tensor(list(msgspec.json.encode(command)), dtype=torch.uint8)
 
 
 def decode_command(data: torch.Tensor) -> Command:

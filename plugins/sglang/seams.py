@@ -37,9 +37,7 @@ def seam_table() -> SeamTable:
                 "(named_tensors)",
                 "hooked: takes our commands, and notices other writers",
             ),
-            _sync(
-                f"{_UPDATER}.update_weights_from_disk", "(model_path, load_format, ...)", "hooked: notices other writers"
-            ),
+            _sync(f"{_UPDATER}.update_weights_from_disk", "(model_path, load_format, ...)", "hooked: notices others"),
             _sync(f"{_UPDATER}.update_weights_from_ipc", "(recv_req)", "hooked: notices other writers"),
             _sync(f"{_UPDATER}.get_model", None, "whose weights these are"),
             _sync(f"{_MANAGER}.begin_weight_update", "(recv_req)", "opens the session; brings packed weights back"),
@@ -55,7 +53,7 @@ def seam_table() -> SeamTable:
             _sync(f"{_TOKENIZER}.update_weight_version", "(obj)", "names the weights that requests were served with"),
             _sync("sglang.srt.runtime_context:get_parallel", "()", "rank and number of the workers"),
             _sync("sglang.srt.runtime_context:get_exec", "()", "whether released weights stay in host memory"),
-            _sync("sglang.srt.utils:MultiprocessingSerializer.serialize", "(obj, ...)", "packs our command"),
+            _sync("sglang.srt.utils.common:SafeUnpickler.ALLOWED_GLOBALS", None, "admits how our command is packed"),
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod", None, "layers written in place"),
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedEmbeddingMethod", None, "layers written in place"),
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedFusedMoEMethod", None, "experts written in place"),

@@ -22,12 +22,13 @@ def register() -> None:
 def break_writes(self: Any, broken: bool) -> None:
     """Make the next update fail half-way on the last rank."""
     from breaking import break_third_scatter
+    from sglang.srt.runtime_context import get_parallel
 
     from slipstream.core.weights import transaction
 
     while _repairs:
         _repairs.pop()()
-    if broken and self.ps.tp_rank == self.ps.tp_size - 1:
+    if broken and get_parallel().tp_rank == get_parallel().tp_size - 1:
         _repairs.append(break_third_scatter(transaction))
 
 
