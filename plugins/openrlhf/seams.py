@@ -44,7 +44,7 @@ def seam_table() -> SeamTable:
             ),
             _sync(f"openrlhf.trainer.ppo_trainer:PPOTrainer.{_PLAIN}", None, "our controller derives from it"),
             _sync(f"openrlhf.trainer.ppo_trainer_async:TrainingActor.{_PLAIN}", None, "the same, asynchronous"),
-            _sync("deepspeed.zero:GatheredParameters", "(params, modifier_rank, fwd_module, enabled)", "whole tensors"),
+            _sync("deepspeed:zero.GatheredParameters", "(params, modifier_rank, fwd_module, enabled)", "whole tensors"),
             _sync(
                 "deepspeed.module_inject.layers:GatherReplacedLayerParams",
                 "(params, module, enabled)",
