@@ -16,7 +16,6 @@ from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from slipstream.core.weights.publishing import RunPublisher, all_ranks
-from slipstream.core.weights.transports import PublisherEndpoint
 from slipstream.core.weights.transports.run_endpoints import node_address, run_socket
 from slipstream.plugins.openrlhf.actor_classes import plain
 from slipstream.plugins.openrlhf.shards import DeepSpeedShards

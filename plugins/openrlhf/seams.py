@@ -22,11 +22,11 @@ def seam_table() -> SeamTable:
         tested=("0.11.2",),
         seams=(
             _sync("openrlhf.utils.config:hierarchize", "(args)", "nests the options, for the driver's check"),
-            _sync(f"{_ENGINE}:RolloutRayActor.{_PLAIN}.__init__", "(*args, bundle_indices, ...)", "our worker extension"),
+            _sync(f"{_ENGINE}:RolloutRayActor.{_PLAIN}.__init__", "(*args, bundle_indices, ...)", "our extension"),
             _sync(f"{_ENGINE}:RolloutRayActor.{_PLAIN}.reset_prefix_cache", "()", "drops prefixes of old weights"),
-            _sync(f"{_ENGINE}:create_vllm_engines", "(num_engines, tensor_parallel_size, ...)", "builds the actor we name"),
+            _sync(f"{_ENGINE}:create_vllm_engines", "(num_engines, tensor_parallel_size, ...)", "builds our actor"),
             _sync("openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap", None, "our worker extension derives from it"),
-            _sync("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", "(method, timeout, args, kwargs)", "starts a sync"),
+            _sync("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", "(method, timeout, args, kwargs)", "a sync"),
             _sync(
                 f"{_ACTOR}:PolicyModelActor.{_PLAIN}.init_model_from_pretrained",
                 "(strategy, pretrain, max_steps, vllm_engines)",

@@ -1,6 +1,6 @@
 """OpenRLHF's `openrlhf.cli.train_ppo_ray` with slipstream: the same options, and those of slipstream.
 
-    python -m slipstream.plugins.openrlhf.train_ppo_ray --slipstream.weight_sync delta <the usual arguments>
+python -m slipstream.plugins.openrlhf.train_ppo_ray --slipstream.weight_sync delta <the usual arguments>
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def work(rank: int, folder: Path, stage: int) -> None:
         if inference is None:
             inference = PlainEngine(
                 {name: tuple(tensor.shape) for name, tensor in gathered.items()},
-                {name: torch.bfloat16 for name in gathered},
+                dict.fromkeys(gathered, torch.bfloat16),
             )
             subscribe = subscriber(inference)
         channel, addresses = publisher.shared(f"ipc://{folder}/rank{rank}", same_host=True)

@@ -105,6 +105,7 @@ def test_what_this_version_cannot_serve_is_refused(changed, node, message):
 
 def test_the_policy_overrides_methods_that_exist():
     from openrlhf.trainer.ray import ppo_actor
+
     from slipstream.plugins.openrlhf.policy import SlipstreamPolicyActor, SyncedTrainer
 
     for ours in (SyncedTrainer, SlipstreamPolicyActor):

@@ -17,9 +17,7 @@ HERE = Path(__file__).resolve().parent
 def write_prompts(items: Sequence[task.Problem], path: Path) -> Path:
     """OpenRLHF's data set: prompts already in the chat template."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"input": f"<|im_start|>u{item.number}<|im_end|>\n<|im_start|>a", "label": item.solution} for item in items
-    ]
+    rows = [{"input": f"<|im_start|>u{item.number}<|im_end|>\n<|im_start|>a", "label": item.solution} for item in items]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from openrlhf.utils import distributed_util
+
 from openrlhf_cpu.gloo import communicator
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 
