@@ -32,9 +32,14 @@ def look(self, names):
     found = {name: inspect.unwrap(getattr(type(self), name)).__module__ for name in names if hasattr(type(self), name)}
     return found, "SLIPSTREAM_NODE" in os.environ
 
-found, node = ray.get(actor.__ray_call__.remote(look, ["init_model_from_pretrained", "broadcast_to_vllm", "slipstream_sync_metrics"]))
-classes = {name: [c.__module__ for c in a.__ray_metadata__.modified_class.__mro__] for name, a in [
-    ("engine", vllm_engine.RolloutRayActor), ("trainer", ppo_trainer.PPOTrainer), ("async", ppo_trainer_async.TrainingActor)]}
+names = ["init_model_from_pretrained", "broadcast_to_vllm", "slipstream_sync_metrics"]
+found, node = ray.get(actor.__ray_call__.remote(look, names))
+actors = {
+    "engine": vllm_engine.RolloutRayActor,
+    "trainer": ppo_trainer.PPOTrainer,
+    "async": ppo_trainer_async.TrainingActor,
+}
+classes = {name: [c.__module__ for c in a.__ray_metadata__.modified_class.__mro__] for name, a in actors.items()}
 print("FOUND " + json.dumps([found, node, classes]))
 """
 

@@ -11,7 +11,7 @@ from openrlhf.utils import distributed_util
 from openrlhf_cpu.gloo import communicator
 from slipstream.plugins.vllm.cpu_packing import keep_weights_unpacked
 
-# vLLM packs linear weights on a CPU and drops the parameter, so OpenRLHF's load_weights would find nothing to load into.
+# vLLM packs linear weights on a CPU and drops the parameter: OpenRLHF's load_weights would have nothing to load into.
 keep_weights_unpacked()
 distributed_util.stateless_init_process_group = communicator
 
