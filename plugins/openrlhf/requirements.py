@@ -20,13 +20,12 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
     """
     if slipstream.events is not None:
         check_path(slipstream.events)
-    if slipstream.router.mode != "native":
-        raise ConfigError(
-            f"--slipstream.router {slipstream.router.mode}: not available for OpenRLHF in this version; remove it"
-        )
-    engines = args.vllm.num_engines or 0
-    if slipstream.drafter.mode != "off":
-        _need_engines(engines, "drafter", slipstream.drafter.mode, "off")
+    for part, mode, off in (
+        ("router", slipstream.router.mode, "native"),
+        ("drafter", slipstream.drafter.mode, "off"),
+    ):
+        if mode != off:
+            raise ConfigError(f"--slipstream.{part} {mode}: not available for OpenRLHF in this version; remove it")
     if slipstream.weight_sync.mode == "native":
         return
     # torch is slow to import
@@ -37,7 +36,9 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
     if slipstream.weight_sync.chain is not None:
         check_chain(slipstream.weight_sync.chain)
     setting, off = f"--slipstream.weight_sync {slipstream.weight_sync.mode}", "or use --slipstream.weight_sync native"
-    _need_engines(engines, "weight_sync", slipstream.weight_sync.mode, "native")
+    engines = args.vllm.num_engines or 0
+    if engines < 1:
+        raise ConfigError(f"{setting} needs --vllm.num_engines of 1 or more, got {engines}; add it {off}")
     if args.ds.lora.rank > 0:
         raise ConfigError(f"{setting} needs --ds.lora.rank 0 in this version, got {args.ds.lora.rank}; remove it {off}")
     if args.ds.load_in_4bit:
@@ -46,12 +47,4 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
         raise ConfigError(
             f"{setting} needs --data.max_images_per_prompt 0 in this version, got {args.data.max_images_per_prompt}; "
             f"remove it {off}"
-        )
-
-
-def _need_engines(engines: int, part: str, mode: str, off: str) -> None:
-    if engines < 1:
-        raise ConfigError(
-            f"--slipstream.{part} {mode} needs --vllm.num_engines of 1 or more, got {engines}; add it or use "
-            f"--slipstream.{part} {off}"
         )
