@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from openrlhf.trainer.ray import vllm_engine
-from slipstream.plugins.openrlhf.actor_classes import plain
+from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 from slipstream.plugins.vllm.frontend import sync_workers
 
 WORKER_EXTENSION = "slipstream.plugins.openrlhf.vllm_worker.SlipstreamWorkerExtension"
@@ -15,6 +15,7 @@ WORKER_EXTENSION = "slipstream.plugins.openrlhf.vllm_worker.SlipstreamWorkerExte
 _Base: Any = plain(vllm_engine.RolloutRayActor)
 
 
+@by_reference
 class SlipstreamRolloutActor(_Base):  # type: ignore[misc]
     """Takes the place of `RolloutRayActor`."""
 

@@ -17,7 +17,7 @@ from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from slipstream.core.weights.publishing import RunPublisher, all_ranks
 from slipstream.core.weights.transports.run_endpoints import node_address, run_socket
-from slipstream.plugins.openrlhf.actor_classes import plain
+from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 from slipstream.plugins.openrlhf.shards import DeepSpeedShards
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ async def _nothing() -> None:
 _Base: Any = plain(ppo_actor.PolicyModelActor)
 
 
+@by_reference
 class SlipstreamPolicyActor(_Base):  # type: ignore[misc]
     """Takes the place of `PolicyModelActor`."""
 

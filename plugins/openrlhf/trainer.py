@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
-from slipstream.plugins.openrlhf.actor_classes import plain
+from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 
 
 class SyncMetrics:
@@ -32,9 +32,11 @@ _Trainer: Any = plain(ppo_trainer.PPOTrainer)
 _AsyncTrainer: Any = plain(ppo_trainer_async.TrainingActor)
 
 
+@by_reference
 class SlipstreamTrainer(SyncMetrics, _Trainer):  # type: ignore[misc]
     """Takes the place of `PPOTrainer`."""
 
 
+@by_reference
 class SlipstreamAsyncTrainer(SyncMetrics, _AsyncTrainer):  # type: ignore[misc]
     """Takes the place of `TrainingActor`."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
 
 import pytest
 from openrlhf_cpu.runs import Run, train
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 3
+LAYERS = 12
+"""146 tensors, each a call and a broadcast of OpenRLHF's own sync."""
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 def test_samples_are_the_same_and_syncs_are_cheaper(run):
     """fp32, same seed: token for token; every sync equal to a dense load; fewer bytes and less time than OpenRLHF's."""
-    native = run("native")
-    ours = run("slipstream", "--slipstream.weight_sync", "delta", "--slipstream.weight_sync.audit_every", "1")
+    native = run("native", layers=LAYERS)
+    ours = run(
+        "slipstream", "--slipstream.weight_sync", "delta", "--slipstream.weight_sync.audit_every", "1", layers=LAYERS
+    )
     assert ours.samples == native.samples
     assert len({tuple(sample["tokens"]) for sample in ours.samples[0]}) > 8, "samples of a group differ"
     assert len(ours.syncs) == STEPS
@@ -30,7 +33,7 @@ def test_samples_are_the_same_and_syncs_are_cheaper(run):
     assert all(sync["payload_bytes"] < sync["dense_bytes"] for sync in ours.syncs[1:])
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
     took = [step["timing/broadcast"] - sync["audit_seconds"] for step, sync in zip(ours.steps, ours.syncs, strict=True)]
-    assert median(took[1:]) < median(step["timing/broadcast"] for step in native.steps[1:])
+    assert min(took[1:]) < min(step["timing/broadcast"] for step in native.steps[1:])
     assert "update weight:" in native.log.read_text(), "OpenRLHF's own path printed each parameter"
     assert "update weight:" not in ours.log.read_text()
 
@@ -52,6 +55,7 @@ def test_zero_3_shards_reach_two_engines_while_they_generate(run):
         engines=2,
     )
     assert len(ours.syncs) == STEPS
+    assert all(sync["payload_bytes"] < 0.5 * sync["dense_bytes"] for sync in ours.syncs[1:])
     assert all(sync["audited_tensors"] > 0 and sync["workers"] == 2 for sync in ours.syncs)
     assert [sync["seeded_workers"] for sync in ours.syncs] == [2] + [0] * (STEPS - 1)
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS

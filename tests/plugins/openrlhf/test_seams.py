@@ -30,7 +30,17 @@ actor = ppo_actor.PolicyModelActor.options(num_gpus=0).remote(1, 0, None, None)
 def look(self, names):
     import os
     found = {name: inspect.unwrap(getattr(type(self), name)).__module__ for name in names if hasattr(type(self), name)}
-    return found, "SLIPSTREAM_NODE" in os.environ
+    # An inherited method: does it see what is patched in this process?
+    import types
+    from openrlhf.trainer.ray import ppo_actor
+    seen = []
+    ppo_actor.offload_deepspeed_states = seen.append
+    self.actor = types.SimpleNamespace(model="seen here")
+    try:
+        self.offload_states()
+    except Exception:
+        pass  # the driver's copy of the function, without a model
+    return {**found, "inherited": "".join(seen)}, "SLIPSTREAM_NODE" in os.environ
 
 names = ["init_model_from_pretrained", "broadcast_to_vllm", "slipstream_sync_metrics"]
 found, node = ray.get(actor.__ray_call__.remote(look, names))
@@ -66,6 +76,7 @@ def test_the_worker_runs_our_methods():
         "init_model_from_pretrained": ours,
         "broadcast_to_vllm": ours,
         "slipstream_sync_metrics": ours,
+        "inherited": "seen here",
     }
     assert has_node
     assert "slipstream.plugins.openrlhf.engine_actor" in classes["engine"]
@@ -78,6 +89,7 @@ def test_without_slipstream_the_worker_runs_none_of_them():
     found, has_node, classes = _in_worker()
     assert found["broadcast_to_vllm"] == "openrlhf.trainer.ray.ppo_actor"
     assert "slipstream_sync_metrics" not in found
+    assert found["inherited"] == "", "Ray pickles OpenRLHF's own actor by value"
     assert not has_node
     assert not any("slipstream" in module for mro in classes.values() for module in mro)
 

@@ -7,6 +7,7 @@ decorated anew, because Ray pickles what is left of them by value.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import Counter
@@ -31,7 +32,7 @@ def install() -> None:
     after_import("openrlhf.utils.utils", _precision)
     after_import("openrlhf.trainer.ppo_utils.replay_buffer", _replay_buffer)
     after_import("openrlhf.trainer.ppo_utils.samples_generator", _samples)
-    after_import("openrlhf.trainer.ppo_trainer", _metrics)
+    after_import("openrlhf.trainer.ppo_trainer", _controller)
     after_import("openrlhf.trainer.ray.vllm_engine", _engine)
 
 
@@ -104,6 +105,7 @@ def _samples(module: Any) -> None:
     """Prompts come back in the order of completion, a matter of timing: sort them, and write the samples down."""
     generate = module.SamplesGenerator.generate_samples
 
+    @functools.wraps(generate)
     def generate_samples(self: Any, **kwargs: Any) -> Any:
         samples, *rest = generate(self, **kwargs)
         samples.sort(key=lambda sample: sample.prompts[0])  # stable: a group stays in its order
@@ -116,12 +118,24 @@ def _samples(module: Any) -> None:
     module.SamplesGenerator.generate_samples = generate_samples
 
 
-def _metrics(module: Any) -> None:
-    """What OpenRLHF logs after each step also goes to a file."""
+def _controller(module: Any) -> None:
+    """What OpenRLHF logs after each step also goes to a file; and the controller, which OpenRLHF does not seed, is."""
     import ray
+
+    prepare = module.prepare_datasets
+
+    @functools.wraps(prepare)
+    def prepare_datasets(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        torch.manual_seed(1)
+        return prepare(*args, **kwargs)
+
+    module.prepare_datasets = prepare_datasets
 
     save = module.BasePPOTrainer.save_logs_and_checkpoints
 
+    @functools.wraps(save)
     def save_logs_and_checkpoints(self: Any, global_step: int, logs_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
         numbers = {name: value for name, value in (logs_dict or {}).items() if isinstance(value, int | float)}
         _append("metrics.jsonl", {"step": global_step, "data": numbers})
@@ -138,6 +152,7 @@ def _engine(module: Any) -> None:
     actor = _plain(module.RolloutRayActor)
     init, generate = actor.__init__, actor.generate
 
+    @functools.wraps(init)
     async def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         kwargs["dtype"] = os.environ[DTYPE]
         if "slipstream" not in kwargs["worker_extension_cls"]:
@@ -145,6 +160,7 @@ def _engine(module: Any) -> None:
         self.cpu_seen: Counter[tuple[int, ...]] = Counter()
         await init(self, *args, **kwargs)
 
+    @functools.wraps(generate)
     async def seeded(self: Any, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         key = tuple(prompt_token_ids)
         self.cpu_seen[key] += 1

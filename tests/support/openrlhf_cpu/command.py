@@ -32,8 +32,9 @@ def arguments(
     engines: int = 1,
     prompts_per_step: int = 8,
     samples_per_prompt: int = 4,
-    learning_rate: float = 1e-4,
+    learning_rate: float = 1e-3,
     estimator: str = "reinforce_baseline",
+    reward: str = "reward.py",
     more: Sequence[str] = (),
 ) -> list[str]:
     """Arguments of `openrlhf.cli.train_ppo_ray`."""
@@ -55,7 +56,7 @@ def arguments(
         "ds.param_dtype": "bf16",
         "algo.kl.init_coef": 0,
         "algo.advantage.estimator": estimator,
-        "reward.remote_url": HERE / "reward.py",
+        "reward.remote_url": HERE / reward,
         "data.prompt_dataset": prompts,
         "data.input_key": "input",
         "data.label_key": "label",

@@ -14,7 +14,7 @@ from typing import Any
 
 from openrlhf_cpu import command
 from slipstream.plugins.verl.demo import task
-from slipstream.plugins.verl.demo.model import cached_model
+from slipstream.plugins.verl.demo.model import ModelSpec, cached_model
 from slipstream.plugins.verl.demo.runner import TrainingError, stop_run
 
 _MARK = "SLIPSTREAM_RUN_ID"
@@ -46,11 +46,20 @@ class Run:
         return [event for event in _lines(self.folder / "events.jsonl") if event["kind"] == "weight_sync"]
 
 
-def train(folder: Path, *more: str, steps: int, dtype: str = "float32", timeout: float = 900, **settings: Any) -> Run:
+def train(
+    folder: Path,
+    *more: str,
+    steps: int,
+    dtype: str = "float32",
+    timeout: float = 900,
+    layers: int | None = None,
+    **settings: Any,
+) -> Run:
     """Run it to its end in `folder`.
 
     Args:
         more: further arguments; with an option of slipstream, its launcher is used and its events are kept.
+        layers: of a model that was hardly trained, whose reward is another one; None for the demo's.
         settings: of `command.arguments`.
 
     Raises:
@@ -60,8 +69,11 @@ def train(folder: Path, *more: str, steps: int, dtype: str = "float32", timeout:
     folder.mkdir(parents=True)
     if any(argument.startswith("--slipstream") for argument in more):
         more = (*more, "--slipstream.events", str(folder / "events.jsonl"))
+    if layers is not None:
+        settings["reward"] = "parity_reward.py"
+    spec = ModelSpec() if layers is None else ModelSpec(layers=layers, steps=1, batch=4)
     arguments = command.arguments(
-        model=cached_model(),
+        model=cached_model(spec),
         prompts=command.write_prompts(task.problems(512, seed=1), folder / "train.jsonl"),
         steps=steps,
         more=more,
