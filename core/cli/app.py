@@ -145,9 +145,7 @@ def plan(
 @app.command()
 def profile(
     seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement; there are about 40.")] = 0.5,
-    width: Annotated[
-        int | None, typer.Option(min=16, help="Of the stand-in model; default: no cache holds it.")
-    ] = None,
+    width: Annotated[int | None, typer.Option(min=16, help="Of the stand-in model; default: a large one.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the profile, for `slipstream plan --profile`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

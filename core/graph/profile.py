@@ -240,7 +240,8 @@ def _serve(pipe: Any, barrier: Any, device: str, share: float, wide: int | None)
         for _ in range(_WARM_UP):
             once(work, rows)
         barrier.wait()
-        took, end = [], time.monotonic() + seconds
+        took: list[float] = []
+        end = time.monotonic() + seconds
         # at least some iterations; and nobody stops early, or the other would have the machine for itself
         while time.monotonic() < end or len(took) < _WARM_UP:
             began = time.monotonic()

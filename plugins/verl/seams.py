@@ -184,6 +184,8 @@ def seam_table() -> SeamTable:
                 "(strategy, name, device_name)",
                 "finds the GPUs",
             ),
+            _place("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _place(f"{_SERVER}:vLLMHttpServer", None, "our server derives from it"),
             _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
             _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),
