@@ -85,7 +85,9 @@ class Placement:
         if self._holder is None or self._records is None:
             yield
             return
-        if self._holder.holds(Lane.GANG):  # a stage within a stage
+        # A stage within a stage, or verl's validation, which puts the engines to sleep for a stage: asking for a second
+        # lease while holding one could wait for itself.
+        if self._holder.holds(Lane.GANG) or self._holder.holds(Lane.ROLLOUT):
             yield
             return
         waited = self._acquire(Lane.GANG, stage, self.settings.train_memory if memory is None else memory)
@@ -224,13 +226,14 @@ def placed(trainer: Any, slipstream: SlipstreamConfig) -> type:
             manager.create_resource_pool = create_resource_pool
 
         def on_init_end(self) -> None:
+            """verl starts its agent loops next: the sync, which wakes the engines, waits until they have work."""
             placement = self.slipstream_placement
             placement.started()
             placement.step, placement.steps = self.global_steps, self.total_training_steps
-            self._slipstream_sync(super().on_init_end)
 
         def fit(self, agent_loop_manager: Any) -> None:
             try:
+                self._slipstream_sync(super().on_init_end)
                 super().fit(agent_loop_manager)
             finally:
                 self.slipstream_placement.close()

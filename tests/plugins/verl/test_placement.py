@@ -147,6 +147,16 @@ def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path):
     assert len({worker for node in graph.nodes for worker in node.workers}) == 2
 
 
+def test_a_stage_within_a_rollouts_lease_does_not_wait_for_itself(toy):
+    """verl's validation computes rewards on the trainer's GPUs before the rollout's lease has ended."""
+    trainer, arbiter = toy()
+    trainer.init()
+    trainer._slipstream_sync(lambda: None)
+    trainer._compute_reward_colocate(SimpleNamespace(tags=[]), {})
+    assert [lease.request.kind for lease in arbiter.leases] == ["rollout"]
+    trainer.slipstream_placement.close()
+
+
 def test_a_run_that_fails_gives_everything_back(toy):
     trainer, arbiter = toy(fail=True)
     trainer.init()
