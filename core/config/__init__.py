@@ -5,7 +5,17 @@ environment variable that carries it to the processes of a run.
 """
 
 from slipstream.core.config.errors import ConfigError
-from slipstream.core.config.node import SLIPSTREAM_NODE, from_environment, from_json, parse_config, to_json, to_mapping
+from slipstream.core.config.node import (
+    RUN_NONCE,
+    SLIPSTREAM_NODE,
+    enabled_features,
+    from_environment,
+    from_json,
+    parse_config,
+    to_json,
+    to_mapping,
+    with_absolute_paths,
+)
 from slipstream.core.config.schema import (
     DrafterConfig,
     PlacementConfig,
@@ -15,6 +25,7 @@ from slipstream.core.config.schema import (
 )
 
 __all__ = [
+    "RUN_NONCE",
     "SLIPSTREAM_NODE",
     "ConfigError",
     "DrafterConfig",
@@ -22,9 +33,11 @@ __all__ = [
     "RouterConfig",
     "SlipstreamConfig",
     "WeightSyncConfig",
+    "enabled_features",
     "from_environment",
     "from_json",
     "parse_config",
     "to_json",
     "to_mapping",
+    "with_absolute_paths",
 ]

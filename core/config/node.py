@@ -14,6 +14,8 @@ from slipstream.core.config.schema import SlipstreamConfig
 
 SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 """Name of the environment variable that carries the resolved node to every process of a run."""
+RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
+"""Environment variable that sets the sockets of one run apart from those of another on the same node."""
 
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
@@ -65,6 +67,26 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> SlipstreamC
     """Return the configuration of the run this process belongs to, or None when slipstream is not switched on."""
     text = environment.get(SLIPSTREAM_NODE)
     return from_json(text) if text else None
+
+
+def with_absolute_paths(config: SlipstreamConfig) -> SlipstreamConfig:
+    """Paths as seen from here: Ray's workers have folders of their own."""
+    sync = config.weight_sync
+    if sync.chain is not None and "://" not in sync.chain:
+        sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
+    events = None if config.events is None else os.path.abspath(config.events)
+    return dataclasses.replace(config, weight_sync=sync, events=events)
+
+
+def enabled_features(config: SlipstreamConfig) -> set[str]:
+    """Return the features that are switched on, by their names in the seam table."""
+    modes = {
+        "weight_sync": config.weight_sync.mode,
+        "drafter": config.drafter.mode,
+        "router": config.router.mode,
+        "placement": config.placement.mode,
+    }
+    return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
 
 
 def _build(schema: Any, node: Any) -> Any:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from slipstream.core.config import SlipstreamConfig, from_environment
+from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
 from slipstream.core.seams import require
-from slipstream.plugins.verl.driver import enabled
 from slipstream.plugins.verl.requirements import BACKEND
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -20,7 +19,7 @@ def install(module: ModuleType) -> None:
     if config is None:
         return
     for feature, patch in _PATCHES[module.__name__]:
-        if feature not in enabled(config):
+        if feature not in enabled_features(config):
             continue
         # What is patched here must be there: say so now, not in an AttributeError.
         broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
@@ -38,10 +37,10 @@ def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
 def _replica(module: Any, config: SlipstreamConfig) -> None:
     def load() -> type:
         for table in (seam_table(), vllm_seam_table()):
-            require(table, enabled(config), strict=config.weight_sync.strict_seams)
+            require(table, enabled_features(config), strict=config.weight_sync.strict_seams)
         from slipstream.plugins.verl.replica import replica_class
 
-        return replica_class(enabled(config))
+        return replica_class(enabled_features(config))
 
     module.RolloutReplicaRegistry.register("vllm", load)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from slipstream.plugins.verl.driver import RUN_NONCE
+from slipstream.core.config import RUN_NONCE
 
 _NAMESPACE = "transfer_queue"
 

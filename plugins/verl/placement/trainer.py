@@ -13,12 +13,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slipstream.core.config import SlipstreamConfig
+from slipstream.core.config import RUN_NONCE, SlipstreamConfig
 from slipstream.core.graph import Lane, LongestPathFirst
 from slipstream.core.graph.arbiter_actor import ArbiterClient, start_arbiter
 from slipstream.core.graph.holder import LeaseHolder, Waited
 from slipstream.core.telemetry import event_log
-from slipstream.plugins.verl.driver import RUN_NONCE
 from slipstream.plugins.verl.placement.devices import devices_of, workers_of
 from slipstream.plugins.verl.placement.overlap import (
     FinishedGroups,
