@@ -68,7 +68,7 @@ def test_without_the_override_verl_keeps_its_own_classes(env):
 def test_with_the_node_our_classes_are_in_place():
     found = report(SLIPSTREAM_NODE=node(mode="delta"))
     assert found["loader"] == "slipstream.plugins.verl.activation"
-    assert found["adapter"] == "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    assert found["adapter"] == "slipstream.plugins.verl.vllm_rollout.SlipstreamServerAdapter"
     assert found["engine"] is True
     assert found["consume"] == "metrics.py"
 

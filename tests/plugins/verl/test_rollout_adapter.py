@@ -15,7 +15,8 @@ from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import SyncTimeoutError
 from slipstream.core.weights.transports import bind
 from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
+from slipstream.plugins.verl.rollout import RemoteUpdate
+from slipstream.plugins.verl.vllm_rollout import SlipstreamServerAdapter
 
 
 @pytest.fixture(autouse=True)
