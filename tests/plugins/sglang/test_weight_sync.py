@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket as socketlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
 from slipstream.core.weights.chain import ChainWriter
 from slipstream.plugins.sglang import control
-from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, encode_command
+from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, command_tensor, encode_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -124,6 +126,40 @@ class TestTiedBf16(SglangSuite):
         assert publish(publisher, engine, moved, socket).seeded_workers == 0
         assert engine.checksums() == held
 
+    def test_a_command_by_broadcast(self, engine, weights, socket):
+        """For engines that are driven by `update_weights_from_distributed`, where SGLang asks no custom loader."""
+        from sglang.srt.utils.common import init_custom_process_group
+
+        publisher = Publisher(PublisherSettings(timeout=60.0, audit_every=1))
+        port, group = free_port(), {"group_name": "commands", "backend": "gloo"}
+        command = command_tensor(Sync([f"ipc://{socket}"], 60.0))
+        channel = control_channel(socket)
+        with ThreadPoolExecutor(3) as pool:
+            joined = pool.submit(
+                engine.engine.init_weights_update_group, "127.0.0.1", port, rank_offset=1, world_size=2, **group
+            )
+            ours = init_custom_process_group(
+                init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, **group
+            )  # fmt: skip
+            assert joined.result()[0]
+            try:
+                engine.engine.begin_weight_update()
+                delivered = pool.submit(publisher.sync, weights.items(), channel, engine.workers)
+                answer = pool.submit(
+                    engine.engine.update_weights_from_distributed,
+                    [COMMAND],
+                    ["uint8"],
+                    [list(command.shape)],
+                    "commands",
+                )
+                torch.distributed.broadcast(command, src=0, group=ours)
+                assert control._outcomes(*answer.result()) == [Outcome(1)]
+                assert delivered.result().audited_tensors > 0
+            finally:
+                engine.engine.end_weight_update()
+                engine.engine.destroy_weights_update_group("commands")
+                channel.close()
+
     def test_an_answer_of_sglang_itself_is_an_error(self, engine):
         """A payload that is no command, and an update outside a session: both come back as (False, message)."""
         manager = engine.engine.tokenizer_manager
@@ -227,6 +263,12 @@ def control_channel(socket: str):
     from slipstream.core.weights import ZmqPublisherChannel
 
     return ZmqPublisherChannel(f"ipc://{socket}", 60.0)
+
+
+def free_port() -> int:
+    with socketlib.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def update(payload: bytes):
