@@ -15,7 +15,8 @@ import pytest
 from slipstream.core.config import RUN_NONCE, SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import SyncTimeoutError
 from slipstream.core.weights.transports import bind, run_endpoints
-from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
+from slipstream.plugins.verl.rollout import RemoteUpdate
+from slipstream.plugins.verl.vllm_rollout import SlipstreamServerAdapter
 
 
 @pytest.fixture(autouse=True)
