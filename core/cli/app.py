@@ -114,12 +114,14 @@ def bench(
 
 @app.command("inspect")
 def inspect_frames(
-    file: Annotated[Path, typer.Argument(help="A frame, or a file of frames.", exists=True, dir_okay=False)],
+    file: Annotated[str, typer.Argument(help="Captured frames, a chain (folder or URL), or one step of it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in captured weight-sync frames; exit status 1 when a checksum is wrong."""
+    """Show what is in captured weight-sync frames or a chain; exit status 1 when a checksum is wrong."""
     from slipstream.core.cli import inspect as command
 
+    if "://" not in file and not Path(file).exists():
+        raise typer.BadParameter(f"{file!r} does not exist", param_hint="file")
     raise typer.Exit(command.run(file, as_json=as_json))
 
 
