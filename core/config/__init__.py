@@ -16,13 +16,20 @@ from slipstream.core.config.node import (
     to_mapping,
     with_absolute_paths,
 )
-from slipstream.core.config.schema import DrafterConfig, RouterConfig, SlipstreamConfig, WeightSyncConfig
+from slipstream.core.config.schema import (
+    DrafterConfig,
+    PlacementConfig,
+    RouterConfig,
+    SlipstreamConfig,
+    WeightSyncConfig,
+)
 
 __all__ = [
     "RUN_NONCE",
     "SLIPSTREAM_NODE",
     "ConfigError",
     "DrafterConfig",
+    "PlacementConfig",
     "RouterConfig",
     "SlipstreamConfig",
     "WeightSyncConfig",

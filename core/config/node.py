@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.core import __version__
 from slipstream.core.config.errors import ConfigError, did_you_mean
 from slipstream.core.config.fields import annotations_of
 from slipstream.core.config.schema import SlipstreamConfig
@@ -18,7 +17,6 @@ SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
 """Environment variable that sets the sockets of one run apart from those of another on the same node."""
 
-_PLANNED = frozenset({"placement"})
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
 Hydra did not discover slipstream's search-path plugin, so it took `+slipstream={value}` as a value instead of a config
@@ -86,6 +84,7 @@ def enabled_features(config: SlipstreamConfig) -> set[str]:
         "weight_sync": config.weight_sync.mode,
         "drafter": config.drafter.mode,
         "router": config.router.mode,
+        "placement": config.placement.mode,
     }
     return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
 
@@ -108,11 +107,7 @@ def _build(schema: Any, node: Any) -> Any:
 
 
 def _unknown_key(path: str, key: str, known: list[str]) -> str:
-    if path == SlipstreamConfig.node_path and key in _PLANNED:
-        reason = f"not available in this version ({__version__}), remove it; "
-    else:
-        reason = f"unknown key; {did_you_mean(key, known)}"
-    return f"{path}.{key}: {reason}valid keys: {', '.join(known)}"
+    return f"{path}.{key}: unknown key; {did_you_mean(key, known)}valid keys: {', '.join(known)}"
 
 
 def _example(schema: Any) -> str:

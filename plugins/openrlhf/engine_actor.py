@@ -19,7 +19,7 @@ _Base: Any = plain(vllm_engine.RolloutRayActor)
 class SlipstreamRolloutActor(_Base):  # type: ignore[misc]
     """Takes the place of `RolloutRayActor`."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # as Ray allows
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         await super().__init__(*args, **kwargs)
 

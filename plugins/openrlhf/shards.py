@@ -40,7 +40,7 @@ class FlatRange:
         return self.parameter.detach().reshape(-1)[self.start : self.start + self.numel]
 
 
-def flat_range(parameter: torch.nn.Parameter, rank: int, ranks: int) -> FlatRange:
+def flat_range(parameter: Any, rank: int, ranks: int) -> FlatRange:
     """The part of `parameter` that `rank` of `ranks` publishes: equal ranges, the last one shorter.
 
     These are ZeRO-3's partitions, whose padding is left out. Of a parameter that every rank holds whole, each rank

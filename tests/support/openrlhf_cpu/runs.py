@@ -15,9 +15,7 @@ from typing import Any
 from openrlhf_cpu import command
 from slipstream.plugins.verl.demo import task
 from slipstream.plugins.verl.demo.model import ModelSpec, cached_model
-from slipstream.plugins.verl.demo.runner import TrainingError, stop_run
-
-_MARK = "SLIPSTREAM_RUN_ID"
+from slipstream.plugins.verl.demo.runner import MARK, TrainingError, stop_run
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def train(
     # Short, since Ray puts sockets under it and their paths have a limit.
     ray_folder = Path(tempfile.mkdtemp(prefix="slip-ray-"))
     gpus = settings.get("ranks", 1) + settings.get("engines", 1)
-    own = {_MARK: folder.name + ray_folder.name, "OPENRLHF_CPU_RAY": str(ray_folder)}
+    own = {MARK: folder.name + ray_folder.name, "OPENRLHF_CPU_RAY": str(ray_folder)}
     environment = {**os.environ, **command.environment(folder, gpus, dtype), **own}
     environment.pop("RAY_ADDRESS", None)
     log = folder / "log.txt"
@@ -101,7 +99,7 @@ def train(
     except subprocess.TimeoutExpired:
         raise TrainingError(f"training took more than {timeout:g} s", log) from None
     finally:
-        stop_run(process, own[_MARK], grace=5.0)
+        stop_run(process, own[MARK], grace=5.0)
         shutil.rmtree(ray_folder, ignore_errors=True)
     if code:
         raise TrainingError(f"training failed with exit code {code}", log)
