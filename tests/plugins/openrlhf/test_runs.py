@@ -34,8 +34,7 @@ def test_samples_are_the_same_and_syncs_are_cheaper(run):
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
     took = [step["timing/broadcast"] - sync["audit_seconds"] for step, sync in zip(ours.steps, ours.syncs, strict=True)]
     assert min(took[1:]) < min(step["timing/broadcast"] for step in native.steps[1:])
-    assert "update weight:" in native.log.read_text(), "OpenRLHF's own path printed each parameter"
-    assert "update weight:" not in ours.log.read_text()
+    assert not any(name.startswith("slipstream") for name in native.steps[-1])
 
 
 def test_zero_3_shards_reach_two_engines_while_they_generate(run):
