@@ -19,7 +19,7 @@ from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 
 from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
 from slipstream.core.weights.chain import ChainWriter
-from slipstream.plugins.sglang import control
+from slipstream.plugins.sglang import control, messages
 from slipstream.plugins.sglang.drafter import engine_arguments
 from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, command_tensor, encode_command
 
@@ -34,8 +34,8 @@ class SglangRollout:
 
     def __init__(self, folder: Path, tied: bool, dtype: str, workers: int, **more: Any) -> None:
         self._folder, self._tied, self._dtype, self.workers = folder, tied, dtype, workers
-        checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
-        self.engine = sglang_rollout.start(checkpoint, dtype, workers, **more)
+        self.checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
+        self.engine = sglang_rollout.start(self.checkpoint, dtype, workers, **more)
         greedy(self.engine)  # SGLang sets up its event loop in the thread of the first call
         self._fresh, self.second = 0, None
 
@@ -167,7 +167,7 @@ class TestTiedBf16(SglangSuite):
         """A payload that is no command, and an update outside a session: both come back as (False, message)."""
         manager = engine.engine.tokenizer_manager
         with pytest.raises(EngineFailedError, match=f"expected one tensor named {COMMAND}"):
-            control._outcomes(*send(engine.engine, pickle.dumps([("model.norm.weight", [1])])))
+            control._outcomes(*send(engine.engine, pickle.dumps([("model.norm.weight", messages._Plain(b"1"))])))
         request = update(encode_command(Sync(["ipc:///nowhere"], 1.0)))
         with pytest.raises(EngineFailedError, match="must run between begin_weight_update"):
             control._outcomes(*run(engine.engine, manager.update_weights_from_tensor(request)))
@@ -183,9 +183,7 @@ class TestTiedBf16(SglangSuite):
     def test_another_writer_makes_the_next_sync_a_seed(self, engine, weights, publisher, socket):
         publish(publisher, engine, weights, socket)
         assert publish(publisher, engine, weights, socket).seeded_workers == 0
-        engine.engine.begin_weight_update()
-        assert engine.engine.update_weights_from_tensor([("model.norm.weight", torch.ones(256))])[0]
-        engine.engine.end_weight_update()
+        assert engine.engine.update_weights_from_disk(str(engine.checkpoint))[0]
         assert publish(publisher, engine, weights, socket).seeded_workers == engine.workers
 
     def test_a_sync_in_the_middle_of_requests(self, engine, weights, socket):
@@ -220,7 +218,9 @@ class TestTiedBf16(SglangSuite):
         for output in outputs:
             spans = output["meta_info"]["weight_versions"]
             assert len(output["output_ids"]) == 200
-            assert [span["weight_version"] for span in spans] == [str(publisher.acked - 1), "new"]
+            assert [span["version"] for span in spans] == [str(publisher.acked - 1), "new"]
+            assert [spans[0]["start"], spans[1]["end"]] == [0, 200]
+            assert 0 < spans[0]["end"] == spans[1]["start"] < 200
         after = engine.engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
         assert [output["output_ids"] for output in after] == engine.generate()
 
