@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
-from slipstream.core.seams import require
+from slipstream.core.seams import SeamTable, require
+from slipstream.plugins.sglang.seams import seam_table as sglang_seam_table
 from slipstream.plugins.verl.requirements import BACKEND
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -31,18 +32,31 @@ def install(module: ModuleType) -> None:
 
 
 def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
-    module._ROLLOUT_REGISTRY[("vllm", "async")] = "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    for engine in ("vllm", "sglang"):
+        name = f"slipstream.plugins.verl.{engine}_rollout.SlipstreamServerAdapter"
+        module._ROLLOUT_REGISTRY[(engine, "async")] = name
 
 
 def _replica(module: Any, config: SlipstreamConfig) -> None:
-    def load() -> type:
-        for table in (seam_table(), vllm_seam_table()):
-            require(table, enabled_features(config), strict=config.weight_sync.strict_seams)
+    def check_seams(engine: str, table: SeamTable) -> None:
+        for each in (seam_table(engine), table):
+            require(each, enabled_features(config), strict=config.weight_sync.strict_seams)
+
+    def load_vllm() -> type:
+        check_seams("vllm", vllm_seam_table())
         from slipstream.plugins.verl.replica import replica_class
 
         return replica_class(enabled_features(config))
 
-    module.RolloutReplicaRegistry.register("vllm", load)
+    def load_sglang() -> type:
+        module._load_sglang()  # imports SGLang in the way that a process without a GPU needs
+        check_seams("sglang", sglang_seam_table())
+        from slipstream.plugins.verl.sglang_replica import replica_class
+
+        return replica_class()
+
+    module.RolloutReplicaRegistry.register("vllm", load_vllm)
+    module.RolloutReplicaRegistry.register("sglang", load_sglang)
 
 
 def _checkpoint_engine(module: Any, config: SlipstreamConfig) -> None:

@@ -68,7 +68,7 @@ def test_without_the_override_verl_keeps_its_own_classes(env):
 def test_with_the_node_our_classes_are_in_place():
     found = report(SLIPSTREAM_NODE=node(mode="delta"))
     assert found["loader"] == "slipstream.plugins.verl.activation"
-    assert found["adapter"] == "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    assert found["adapter"] == "slipstream.plugins.verl.vllm_rollout.SlipstreamServerAdapter"
     assert found["engine"] is True
     assert found["consume"] == "metrics.py"
 
@@ -285,11 +285,34 @@ ACCEPTED = {
         *("+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"),
         "++actor_rollout_ref.model.lora.merge=true",
     ],
+    "SGLang": ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"],
+    "SGLang and merged adapters": [
+        *("+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.model.lora_rank=8"),
+        "++actor_rollout_ref.model.lora.merge=true",
+    ],
     "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
     "a typo": (["+slipstream=sync", "+slipstream.weight_sync.audit_evry=1"], "did you mean 'audit_every'"),
-    "another engine": (["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=vllm"),
+    "another engine": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=trtllm"],
+        "rollout.name=vllm or sglang in this version, got trtllm",
+    ),
+    "adapters in SGLang": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.model.lora_rank=8"],
+        "rollout.name=sglang and LoRA needs actor_rollout_ref.model.lora.merge=true",
+    ),
+    "quantised SGLang": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.quantization=fp8"],
+        "needs actor_rollout_ref.rollout.quantization=null, got fp8",
+    ),
+    "SGLang with a draft model": (
+        [
+            *("+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"),
+            *("actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_rollout=true"),
+        ],
+        "mtp.enable_rollout=false",
+    ),
     "data parallel engine": (["+slipstream=sync", "actor_rollout_ref.rollout.data_parallel_size=2"], "more replicas"),
     "pipeline parallel engine": (
         ["+slipstream=sync", "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"],
