@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import msgspec
 
 from slipstream.core.graph.compiled.model import GANG, Floats
@@ -17,7 +20,7 @@ class Bar(msgspec.Struct, frozen=True):
     pipeline: str
     worker: int
     kind: str
-    """decode, log-prob, train or sync."""
+    """decode, log-prob, train or sync; of real runs, what the framework calls it."""
     step: int
     start: float
     end: float
@@ -64,6 +67,37 @@ def bars(workload: Workload, log: Floats) -> list[Bar]:
         open_rows[key] = [kind, step, start, end, rate * (end - start)]
     for key, row in open_rows.items():
         close((key[0] // 2, key[1]), row)
+    return sorted(found, key=lambda bar: (bar.start, bar.worker))
+
+
+def stage_bars(events: Iterable[Mapping[str, Any]]) -> list[Bar]:
+    """Return the bars of real runs from their event logs (kinds ``stage`` and ``placed``), from the first stage on.
+
+    A worker is a device that some run has; runs on the same device share its row.
+    """
+    devices: dict[str, list[str]] = {}
+    stages: list[Mapping[str, Any]] = []
+    for event in events:
+        if event["kind"] == "placed":
+            devices[event["pipeline"]] = event["devices"]
+        elif event["kind"] == "stage" and event["pipeline"] in devices:
+            stages.append(event)
+    names = sorted({name for each in devices.values() for name in each})
+    start = min((each["began"] for each in stages), default=0.0)
+    found = [
+        Bar(
+            pipeline=each["pipeline"],
+            worker=names.index(name),
+            kind=each["stage"],
+            step=each["step"],
+            start=each["began"] - start,
+            end=each["began"] - start + each["seconds"],
+            load=None,
+            rate=1.0,
+        )
+        for each in stages
+        for name in devices[each["pipeline"]]
+    ]
     return sorted(found, key=lambda bar: (bar.start, bar.worker))
 
 

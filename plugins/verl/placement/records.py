@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ _ROLLOUT, _SYNC = "rollout", "update_weights"
 class StepRecords:
     """The steps of one run."""
 
-    def __init__(self, pipeline: str, workers: int, events: EventLog) -> None:
+    def __init__(self, pipeline: str, devices: Sequence[tuple[str, str]], events: EventLog) -> None:
         """Start empty.
 
         Args:
-            workers: GPUs; the requests of a rollout are taken to be dealt to them evenly.
+            devices: (node, device) of every GPU; the requests of a rollout are taken to be dealt to them evenly.
         """
-        self.pipeline, self._workers, self._events = pipeline, workers, events
+        self.pipeline, self._workers, self._events = pipeline, len(devices), events
+        events.emit("placed", pipeline=pipeline, devices=[f"{node[:8]}/{index}" for node, index in devices])
         self.history = StepHistory()
         self._lengths: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(0)
         self._seconds: dict[str, float] = defaultdict(float)

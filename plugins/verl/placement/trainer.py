@@ -30,6 +30,9 @@ from slipstream.plugins.verl.placement.records import StageClock, StepRecords
 
 _logger = logging.getLogger("slipstream")
 
+_START_SECONDS = 120.0
+"""That the process of the first arbiter may take to start."""
+
 
 class Placement:
     """The leases of one run, and what its stages took."""
@@ -67,8 +70,10 @@ class Placement:
             return start_arbiter(lease_seconds=lease, advisor=LongestPathFirst(), quiet_seconds=quiet_seconds)
 
         client = ArbiterClient(connect(0.0), timeout_seconds=self.settings.wait_seconds, reconnect=connect)
+        if not client.wait_ready(_START_SECONDS):
+            _logger.warning("slipstream: the arbiter does not start, so this run takes its GPUs for its own")
         self._holder = LeaseHolder(client, self.name, workers_of(devices), renew_seconds=lease / 4)
-        self._records = StepRecords(self.name, len(devices), event_log(self._slipstream))
+        self._records = StepRecords(self.name, devices, event_log(self._slipstream))
         self._start = contextlib.ExitStack()
         self._start.enter_context(self.gang("start", memory=1.0))
 
