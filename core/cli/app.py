@@ -167,3 +167,32 @@ def replay(
     limits = ReplicaLimits(kv_tokens, max_running)
     loaded = command.load(data, workload, groups, seed, stretch=stretch, count=count)
     command.run(loaded, policy, replicas, limits, seed, as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN", help="An event log (slipstream.jsonl), or a folder that has it.", show_default=False
+        ),
+    ],
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare with this run: a log, or for verl a file of trainer.logger=file.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page; default: slipstream-report.html.", show_default=False),
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Also write a trace for ui.perfetto.dev.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; a page only with --output.")] = False,
+) -> None:
+    """Show runs as one HTML page that opens offline: figures, what to do, charts."""
+    from slipstream.core.cli import report as command
+
+    raise typer.Exit(command.run(runs, baseline=baseline, output=output, perfetto=perfetto, as_json=as_json))

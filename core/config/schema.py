@@ -132,9 +132,10 @@ class SlipstreamConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     """Who decides which rollout replica serves a request, and when."""
 
-    events: str | None = None
-    """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it
-    absolute where the run is started; missing folders are made."""
+    events: str | None = field(default="auto", metadata={"expected": "auto, or a path"})
+    """Path of the event log that the trainer's processes append to, or None for no log. ``auto``: ``slipstream.jsonl``
+    in the folder that the framework keeps for the run. A framework's adapter makes it absolute where the run is
+    started; missing folders are made."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -9,15 +9,19 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.telemetry.records import LogFull, Record
 
 _logger = logging.getLogger("slipstream")
 _RESERVED = frozenset({"time", "pid"})
-_FULL = "log_full"
+AUTO: Final = "auto"
+"""``slipstream.events`` of a log in the run's own folder."""
+FILE_NAME: Final = "slipstream.jsonl"
+"""Of that log."""
 _TAIL = 256  # longer than the line that closes a full log
 
 
@@ -55,6 +59,14 @@ class EventLog:
         """
         if clash := (_RESERVED | {"kind"}) & fields.keys():
             raise ValueError(f"event {kind!r}: expected other field names than {sorted(clash)}; rename the field")
+        self._write(kind, fields)
+
+    def write(self, record: Record) -> None:
+        """Append one of slipstream's own records, with the current time and the process id."""
+        if self._path is not None:
+            self._write(*_parts(record))
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is None:
             return
         try:
@@ -86,7 +98,9 @@ class EventLog:
             if tail and not tail.endswith(b"\n"):  # end the line that a crash tore
                 line = b"\n" + line
             if size + len(line) > self._max_bytes - _TAIL:
-                line = (b"" if tail.endswith(b"\n") or not tail else b"\n") + _line(_FULL, {"bytes": self._max_bytes})
+                line = (b"" if tail.endswith(b"\n") or not tail else b"\n") + _line(
+                    *_parts(LogFull(bytes=self._max_bytes))
+                )
                 self._path = None
             os.write(descriptor, line)
 
@@ -124,13 +138,32 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def event_log(config: SlipstreamConfig) -> EventLog:
-    """Return the event log of the configuration; it does nothing when ``slipstream.events`` is null."""
-    return EventLog(config.events)
+    """Return the event log of the configuration.
+
+    It does nothing when ``slipstream.events`` is null, or ``auto`` in a process that no adapter started: see `placed`.
+    """
+    return EventLog(None if config.events == AUTO else config.events)
+
+
+def placed(events: str | None, folder: str | os.PathLike[str] | None) -> str | None:
+    """Return the absolute path of the log, as the process that starts a run settles it for all others.
+
+    :param events: ``slipstream.events``.
+    :param folder: the run's own folder, where ``auto`` puts ``slipstream.jsonl``; None when it has none, and no log.
+    """
+    if events == AUTO:
+        return None if folder is None else os.path.join(os.path.abspath(folder), FILE_NAME)
+    return None if events is None else os.path.abspath(events)
 
 
 def _line(kind: str, fields: dict[str, Any]) -> bytes:
     event = {"time": time.time(), "pid": os.getpid(), "kind": kind, **fields}
     return msgspec.json.encode(event, enc_hook=_plain) + b"\n"
+
+
+def _parts(record: Record) -> tuple[str, dict[str, Any]]:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__ if name not in _RESERVED}
+    return str(record.__struct_config__.tag), fields
 
 
 def _plain(value: Any) -> Any:
@@ -144,7 +177,7 @@ def _closes_log(tail: bytes) -> bool:
         event = msgspec.json.decode(last)
     except msgspec.DecodeError:
         return False
-    return isinstance(event, dict) and event.get("kind") == _FULL
+    return isinstance(event, dict) and event.get("kind") == "log_full"
 
 
 @contextlib.contextmanager

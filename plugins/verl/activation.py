@@ -97,7 +97,7 @@ def _agent_loop(module: Any, config: SlipstreamConfig) -> None:
 def _router_metrics(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.routing.manager import with_router_metrics
 
-    module.PPOTrainer._consume_sync_metrics = with_router_metrics(module.PPOTrainer._consume_sync_metrics)
+    module.PPOTrainer._consume_sync_metrics = with_router_metrics(module.PPOTrainer._consume_sync_metrics, config)
 
 
 def _drafter_metrics(module: Any, config: SlipstreamConfig) -> None:
@@ -112,6 +112,18 @@ def _groups(module: Any, config: SlipstreamConfig) -> None:
     module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
 
 
+def _stages(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import in_stages
+
+    module.marked_timer = in_stages(module.marked_timer)
+
+
+def _steps(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import noted
+
+    noted(module.PPOTrainer, module.Tracking, config)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
@@ -121,7 +133,12 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("weight_sync", _trainer),
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
+        ("events", _steps),
+        ("events", _stages),
     ),
+    "verl.trainer.ppo.v1.trainer_sync": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_colocate_async": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_separate_async": (("events", _stages),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),

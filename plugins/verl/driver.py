@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
 from slipstream.core.seams import require
+from slipstream.core.telemetry import placed
 from slipstream.plugins.verl.requirements import check
 from slipstream.plugins.verl.seams import seam_table
 
@@ -37,6 +38,7 @@ def enabled(slipstream: SlipstreamConfig) -> set[str]:
         "weight_sync": slipstream.weight_sync.mode,
         "drafter": slipstream.drafter.mode,
         "router": slipstream.router.mode,
+        "events": "off" if slipstream.events is None else "on",
     }
     return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
 
@@ -83,8 +85,14 @@ def _absolute(slipstream: SlipstreamConfig) -> SlipstreamConfig:
     sync = slipstream.weight_sync
     if sync.chain is not None and "://" not in sync.chain:
         sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
-    events = None if slipstream.events is None else os.path.abspath(slipstream.events)
-    return dataclasses.replace(slipstream, weight_sync=sync, events=events)
+    return dataclasses.replace(slipstream, weight_sync=sync, events=placed(slipstream.events, _run_folder()))
+
+
+def _run_folder() -> str | None:
+    """Where Hydra keeps the configuration and the log of this run; None for a driver that Hydra did not start."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return str(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
 
 
 def _check_ray() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.hooks import WeightSyncFinished, WeightSyncStarted, plugins
-from slipstream.core.telemetry import event_log
+from slipstream.core.telemetry import ChainWritten, WeightSync, event_log
 from slipstream.core.weights import (
     Publisher,
     PublisherChannel,
@@ -26,6 +26,7 @@ from slipstream.core.weights import (
 from slipstream.core.weights.chain import ChainMirror, MirrorReport
 from slipstream.core.weights.publisher import Agree
 from slipstream.core.weights.transports import PublisherEndpoint, bind
+from slipstream.core.weights.update import merged_layers
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -205,7 +206,7 @@ class VerlPublisher:
             raise SyncTimeoutError(f"{error}; if one of the engine's workers died, its log above says why") from error
         await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
-            self._events.emit("weight_sync", step=step, **asdict(report))
+            self._events.write(WeightSync(step=step, **asdict(report)))
             plugins().hook.slipstream_after_weight_sync(event=_finished(report))
         last_metrics.clear()
         last_metrics.update(sync_metrics(report))
@@ -228,7 +229,7 @@ class VerlPublisher:
 
     def _note_chain(self, report: MirrorReport) -> None:
         self._chain_failures += bool(report.error)
-        self._events.emit("chain", **asdict(report))
+        self._events.write(ChainWritten(**asdict(report)))
 
     def _deliver(self, update: Update, channel: PublisherChannel, workers: int, agree: Agree) -> SyncReport:
         """Deliver; with several publishing ranks, report what all of them did together."""
@@ -287,12 +288,20 @@ def together(reports: Sequence[SyncReport]) -> SyncReport:
     for report in reports[1:]:
         added = {name: getattr(total, name) + getattr(report, name) for name in _ADD_UP}
         slowest = {name: max(getattr(total, name), getattr(report, name)) for name in _LARGEST}
-        total = replace(total, **added, **slowest)
+        total = replace(total, **added, **slowest, layers=merged_layers(total.layers, report.layers))
     return total
 
 
 _ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
-_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "late_workers", "level")
+_LARGEST = (
+    "stage_seconds",
+    "deliver_seconds",
+    "apply_seconds",
+    "audit_seconds",
+    "seeded_workers",
+    "late_workers",
+    "level",
+)
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -303,6 +312,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "seconds": seconds,
         "stage_seconds": report.stage_seconds,
         "deliver_seconds": report.deliver_seconds,
+        "apply_seconds": report.apply_seconds,
         "payload_mbytes": report.payload_bytes / 1e6,
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),

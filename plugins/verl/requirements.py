@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
-from slipstream.core.telemetry import check_path
+from slipstream.core.telemetry import AUTO, check_path
 
 BACKEND = "slipstream"
 """Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
@@ -32,7 +32,7 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
-    if slipstream.events is not None:
+    if slipstream.events not in (None, AUTO):
         check_path(slipstream.events)
     if slipstream.drafter.mode != "off":
         _check_drafter(config, slipstream.drafter.mode)

@@ -24,7 +24,7 @@ def test_an_empty_node_leaves_the_framework_untouched():
     config = parse_config({})
     assert config == SlipstreamConfig()
     assert config.weight_sync.mode == "native"
-    assert config.events is None
+    assert config.events == "auto"
 
 
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
