@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.core.charts.axes import HEIGHT, LEFT, RIGHT, WIDTH, binned, frame, short, value_scale
-from slipstream.core.charts.document import colour, escaped, legend
+from slipstream.core.charts.page import colour, escaped, legend
 
 Series = tuple[str, Sequence[float | None]]
 """A name and its values, one a step; None where there is none."""

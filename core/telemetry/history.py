@@ -68,7 +68,7 @@ class RunHistory:
     @property
     def name(self) -> str:
         """How the run is called on a page."""
-        return self.started.name if self.started is not None else self.path.stem
+        return self.started.name if self.started is not None else f"{self.path.parent.name}/{self.path.stem}"
 
     def settings_of(self, part: str, key: str) -> Any:
         """A setting of the run, for example of ``weight_sync`` its ``mode``; None where it is not known."""

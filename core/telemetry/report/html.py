@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from slipstream.core.charts import document, escaped, gantt, heat_map, lines, stacked_bars, table
 from slipstream.core.telemetry.history import RunHistory
 from slipstream.core.telemetry.records import Drafting, ReplicaLoad, Routing, StepFinished
-from slipstream.core.telemetry.report.advice import advice
-from slipstream.core.telemetry.report.figures import comparison
-from slipstream.core.telemetry.report.trace import stage_spans
+from slipstream.core.telemetry.report.headline import comparison
+from slipstream.core.telemetry.report.remarks import advice
+from slipstream.core.telemetry.report.spans import stage_spans
 
 _GANTT_STEPS = 4
 """The last steps of a run that its Gantt chart shows; the trace for Perfetto has all."""

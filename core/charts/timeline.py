@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.core.charts.axes import RIGHT, WIDTH, round_values, short
-from slipstream.core.charts.document import colour, escaped, legend
+from slipstream.core.charts.page import colour, escaped, legend
 from slipstream.core.charts.spans import Span
 
 _LEFT, _LANE = 130, 15

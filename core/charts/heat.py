@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from slipstream.core.charts.axes import RIGHT, WIDTH, binned, mean_of, short
-from slipstream.core.charts.document import SHADES, escaped
+from slipstream.core.charts.page import SHADES, escaped
 
 _LEFT, _MOST_ROWS, _LABELS = 190, 64, 32
 
