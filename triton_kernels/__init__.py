@@ -12,19 +12,23 @@ from .cast_extract import HALVES, CastChanges, cast_extract
 from .extract import extract_changes
 from .fingerprint import change_fingerprint, fingerprint
 from .gather import gather, put
-from .packed import PackedChanges
+from .packed import MOVED_OUT, PackedChanges, PackedUnits
 from .placement import on_gpu
 from .restrict import restrict
-from .scatter import Applied, AppliedPacked, scatter_changes, scatter_packed, undo
+from .scatter import Applied, AppliedPacked, Places, UnitsApplied, scatter_changes, scatter_packed, undo
 
 __all__ = [
     "BITS_OF_WIDTH",
     "HALVES",
+    "MOVED_OUT",
     "Applied",
     "AppliedPacked",
     "Box",
     "CastChanges",
     "PackedChanges",
+    "PackedUnits",
+    "Places",
+    "UnitsApplied",
     "as_bits",
     "as_unsigned_numpy",
     "cast_extract",

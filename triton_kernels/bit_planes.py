@@ -11,8 +11,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .class_codec.lanes import popcount
 from .jit import jit
+from .words import popcount, trailing_zeros
 
 SLACK = 8
 """Entries that `list_ones` may write behind the last place, and bytes that `word_at` may read behind a plane."""
@@ -31,16 +31,6 @@ def word_at(typingctx: Any, data: Any, at: Any) -> Any:
         return word
 
     return types.uint64(data, types.intp), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def lowest_one(typingctx: Any, mask: Any) -> Any:
-    """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), codegen
 
 
 @jit
@@ -88,6 +78,6 @@ def list_ones(plane: Any, start: int, stop: int, places: Any) -> None:
         ones = popcount(word)
         for j in range(0, ones, 8):
             for k in range(8):
-                places[np.uint64(first + j + k)] = base + lowest_one(word)
+                places[np.uint64(first + j + k)] = base + trailing_zeros(word)
                 word &= word - np.uint64(1)
         first += ones

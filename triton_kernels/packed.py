@@ -63,4 +63,31 @@ class PackedChanges(NamedTuple):
         return out
 
 
+class PackedUnits(NamedTuple):
+    """Changes of several units, one unit after another."""
+
+    runs: NDArray[np.int64]
+    """int64[units + 1]: unit i has the runs [runs[i], runs[i + 1])."""
+    changes: PackedChanges
+    """Bases count from the start of each unit, so they ascend within a unit only."""
+
+    @classmethod
+    def one(cls, changes: PackedChanges) -> PackedUnits:
+        """Of one unit."""
+        return cls(np.array([0, changes.bases.size]), changes)
+
+    def unit(self, i: int) -> PackedChanges:
+        """Those of one unit, without a copy of any of them."""
+        begin, end = int(self.runs[i]), int(self.runs[i + 1])
+        bases, starts, offsets, payload, moved = self.changes
+        first, stop = int(starts[begin]), int(starts[end])
+        return PackedChanges(
+            bases[begin:end],
+            starts[begin : end + 1] - first,
+            offsets[first:stop],
+            payload[first:stop],
+            moved[begin:end],
+        )
+
+
 MOVED_OUT = "a value moves out of its type: the old value is not the encoder's, or the block is damaged"

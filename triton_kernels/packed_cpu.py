@@ -28,10 +28,10 @@ def expand(bases: Any, starts: Any, offsets: Any, first: int, stop: int, out: An
 
 @jit
 def changes_below(bases: Any, starts: Any, offsets: Any, position: int) -> int:
-    """How many changes are below `position`."""
+    """How many changes are below `position`, on top of starts[0]."""
     r = np.searchsorted(bases, position, side="right") - 1
     if r < 0:
-        return 0
+        return int(starts[0])
     within = position - bases[r]
     run = offsets[starts[r] : starts[r + 1]]
     return int(starts[r] + (run.size if within >= RUN else np.searchsorted(run, np.uint16(within))))

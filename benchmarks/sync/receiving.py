@@ -25,9 +25,9 @@ from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import TensorChanges
 from slipstream.core.weights.tensors import TensorSpec
 from slipstream.core.weights.trainer_shards import whole_tensors
-from slipstream.core.weights.transaction import Transaction
+from slipstream.core.weights.transaction import Transaction, places_of
 from slipstream.core.weights.units import link_units
-from slipstream.core.weights.wire import NO_BASE, Identity, Section, UnitTable, pack_frame, unpack_frame
+from slipstream.core.weights.wire import NO_BASE, Identity, PackedSections, Section, UnitTable, decode_frame, pack_frame
 from slipstream.triton_kernels import as_bits
 
 CHUNK = 64 << 20
@@ -129,7 +129,8 @@ class Stream:
     def transaction(self) -> Transaction:
         """A new one on the worker's memory."""
         assert self.worker._layout is not None
-        return Transaction(self.worker._layout, self.link(0).units, self.engine)
+        units = self.link(0).units
+        return Transaction(self.worker._layout, units, self.engine, places_of(self.worker._layout, units))
 
     def link(self, level: int) -> SendingLink:
         layout = self.worker._layout
@@ -171,14 +172,14 @@ class _Script:
             self._frames = [pack_frame(Identity(0, 0, 0), i, frame) for i, frame in enumerate(sections)]
             self.size = sum(map(len, self._frames))
 
-    def decoded(self) -> list[Section]:
+    def decoded(self) -> list[Section | PackedSections]:
         """The sections as the worker decodes them, while it holds the base."""
         layout, units = self._stream.worker._layout, self._stream.link(0).units
         assert layout is not None
         table = UnitTable(tuple(u.numel for u in units), tuple(u.width for u in units))
         olds = [HeldUnit(unit, layout.storages) for unit in units]
         frames = enumerate(self._frames)
-        return [s for i, frame in frames for s in unpack_frame(frame, Identity(0, 0, 0), i, table, olds.__getitem__)]
+        return [s for i, frame in frames for s in decode_frame(frame, Identity(0, 0, 0), i, table, olds.__getitem__)]
 
     def prepare(self) -> None:
         """Frames of the versions that come next, made before the clock runs."""

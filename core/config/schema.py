@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
+from slipstream.core.config.errors import ConfigError
 from slipstream.core.config.fields import above, at_least, between, convert_fields
+
+AUTO_EVENTS: Final = "auto"
+"""``slipstream.events`` of a log in the folder that the framework keeps for the run."""
+EVENTS_FILE: Final = "slipstream.jsonl"
+"""Of that log."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,41 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
+class PlacementConfig:
+    """Whether runs that share a cluster take turns (``slipstream.placement``)."""
+
+    node_path: ClassVar[str] = "slipstream.placement"
+
+    mode: Literal["graph", "native"] = "native"
+    """``graph`` asks the cluster's arbiter for the GPUs before every stage, ``native`` takes the run to be alone."""
+
+    name: str | None = field(default=None, metadata={"expected": "a name"})
+    """Of this run, in the arbiter and in traces; None: project, experiment and a random part."""
+
+    rollout_memory: float | None = field(default=None, metadata={"expected": "a share from 0 to 1"})
+    """Share of a GPU's memory that a rollout needs; None: what the engine was configured to take."""
+
+    train_memory: float = field(default=1.0, metadata=between(0, 1))
+    """Share of a GPU's memory that log-prob and training need; below 1, a rollout of another run may go on beside them
+    if both fit."""
+
+    lease_seconds: float = field(default=60.0, metadata=above(0))
+    """A run that was not heard of for so long has died: others get its GPUs. The first run of a cluster decides."""
+
+    wait_seconds: float = field(default=10.0, metadata=above(0))
+    """An arbiter that does not answer for so long is gone; the run goes on as if it were alone, and asks again a
+    minute later."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        if self.rollout_memory is not None and not 0.0 <= self.rollout_memory <= 1.0:
+            raise ConfigError(
+                f"{self.node_path}.rollout_memory: expected a share from 0 to 1, got {self.rollout_memory}; "
+                "null takes actor_rollout_ref.rollout.gpu_memory_utilization"
+            )
+
+
+@dataclass(frozen=True)
 class SlipstreamConfig:
     """The whole ``slipstream`` node."""
 
@@ -132,7 +173,10 @@ class SlipstreamConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     """Who decides which rollout replica serves a request, and when."""
 
-    events: str | None = field(default="auto", metadata={"expected": "auto, or a path"})
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Whether runs that share a cluster take turns."""
+
+    events: str | None = field(default=AUTO_EVENTS, metadata={"expected": "auto, or a path"})
     """Path of the event log that the trainer's processes append to, or None for no log. ``auto``: ``slipstream.jsonl``
     in the folder that the framework keeps for the run. A framework's adapter makes it absolute where the run is
     started; missing folders are made."""

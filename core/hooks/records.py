@@ -32,6 +32,10 @@ class Codec:
     host; errors as of `decode`. New values may depend on what is in memory when they are written. None: no such form.
     """
 
+    unpack_all: Callable[..., Any] | None = None
+    """`unpack_all(data, sections, olds)` does that for several units of one width at once, into `PackedUnits`: section
+    i is the `sections[i, 1]` bytes from `sections[i, 0]` on. After a `ValueError` they are unpacked singly."""
+
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""
 

@@ -1,6 +1,6 @@
 """What a run writes down about itself, and how it is read and shown."""
 
-from slipstream.core.telemetry.events import AUTO, FILE_NAME, EventLog, check_path, event_log, placed
+from slipstream.core.telemetry.events import EventLog, check_path, event_log
 from slipstream.core.telemetry.reader import read_events
 from slipstream.core.telemetry.records import (
     ChainWritten,
@@ -14,8 +14,6 @@ from slipstream.core.telemetry.records import (
 )
 
 __all__ = [
-    "AUTO",
-    "FILE_NAME",
     "ChainWritten",
     "Drafting",
     "EventLog",
@@ -27,6 +25,5 @@ __all__ = [
     "WeightSync",
     "check_path",
     "event_log",
-    "placed",
     "read_events",
 ]

@@ -9,19 +9,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.config import AUTO_EVENTS, ConfigError, SlipstreamConfig
 from slipstream.core.telemetry.records import LogFull, Record
 
 _logger = logging.getLogger("slipstream")
 _RESERVED = frozenset({"time", "pid"})
-AUTO: Final = "auto"
-"""``slipstream.events`` of a log in the run's own folder."""
-FILE_NAME: Final = "slipstream.jsonl"
-"""Of that log."""
 _TAIL = 256  # longer than the line that closes a full log
 
 
@@ -113,10 +109,12 @@ class EventLog:
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that no log could be written to, without creating anything.
+    """Refuse a path that no log could be written to, without creating anything; ``auto`` passes.
 
     :raises ConfigError: naming what is in the way.
     """
+    if path == AUTO_EVENTS:
+        return
     target = os.path.abspath(path)
     folder = os.path.dirname(target)
     while not os.path.lexists(folder):
@@ -140,20 +138,9 @@ def check_path(path: str | os.PathLike[str]) -> None:
 def event_log(config: SlipstreamConfig) -> EventLog:
     """Return the event log of the configuration.
 
-    It does nothing when ``slipstream.events`` is null, or ``auto`` in a process that no adapter started: see `placed`.
+    It does nothing when ``slipstream.events`` is null, or still ``auto``: a run without a folder of its own.
     """
-    return EventLog(None if config.events == AUTO else config.events)
-
-
-def placed(events: str | None, folder: str | os.PathLike[str] | None) -> str | None:
-    """Return the absolute path of the log, as the process that starts a run settles it for all others.
-
-    :param events: ``slipstream.events``.
-    :param folder: the run's own folder, where ``auto`` puts ``slipstream.jsonl``; None when it has none, and no log.
-    """
-    if events == AUTO:
-        return None if folder is None else os.path.join(os.path.abspath(folder), FILE_NAME)
-    return None if events is None else os.path.abspath(events)
+    return EventLog(None if config.events == AUTO_EVENTS else config.events)
 
 
 def _line(kind: str, fields: dict[str, Any]) -> bytes:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.telemetry.events import FILE_NAME
+from slipstream.core.config import EVENTS_FILE
 from slipstream.core.telemetry.reader import read_events
 from slipstream.core.telemetry.records import (
     AnyRecord,
     ChainWritten,
     Drafting,
+    LeasedStage,
     LogFull,
     Routing,
     RunStarted,
@@ -55,6 +56,8 @@ class RunHistory:
     routing: list[Routing] = field(default_factory=list)
     chain: list[ChainWritten] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
+    leased: list[LeasedStage] = field(default_factory=list)
+    """Stages that asked the cluster's arbiter for their workers."""
     unfinished: list[StageStarted] = field(default_factory=list)
     """Stages that began and never ended."""
     begin: float = 0.0
@@ -107,16 +110,16 @@ def read_run(path: str | os.PathLike[str], readers: Iterable[ReadLine] = ()) -> 
         if not history.steps:
             raise RunFileError(
                 f"{file}: expected the event log of a run, found none of its lines; it is what slipstream.events "
-                f"names, by default {FILE_NAME} in the run's output folder"
+                f"names, by default {EVENTS_FILE} in the run's output folder"
             )
     return history
 
 
 def _file(path: Path) -> Path:
     if path.is_dir():
-        if not (path / FILE_NAME).is_file():
-            raise RunFileError(f"{path}: expected {FILE_NAME} in this folder, found none; name the log itself")
-        return path / FILE_NAME
+        if not (path / EVENTS_FILE).is_file():
+            raise RunFileError(f"{path}: expected {EVENTS_FILE} in this folder, found none; name the log itself")
+        return path / EVENTS_FILE
     if not path.is_file():
         raise RunFileError(f"{path}: expected an event log or a folder with one, found nothing; check the path")
     return path
@@ -135,6 +138,8 @@ def _take(history: RunHistory, record: AnyRecord, open_stages: dict[tuple[str, s
         history.routing.append(record)
     elif isinstance(record, ChainWritten):
         history.chain.append(record)
+    elif isinstance(record, LeasedStage):
+        history.leased.append(record)
     elif isinstance(record, LogFull):
         history.full = True
     elif isinstance(record, StageStarted):

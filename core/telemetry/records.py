@@ -52,6 +52,19 @@ class StageFinished(Record, tag="stage_finished", frozen=True, kw_only=True):
     pipeline: str = "main"
 
 
+class LeasedStage(Record, tag="stage", frozen=True, kw_only=True):
+    """A stage that ran on leased workers, where several runs share a cluster."""
+
+    pipeline: str
+    step: int
+    stage: str
+    began: float
+    """Unix seconds."""
+    seconds: float
+    waited: float
+    """Seconds for its lease, before it began."""
+
+
 class StepFinished(Record, tag="step", frozen=True, kw_only=True):
     """A training step, as the framework's tracker was told."""
 
@@ -199,7 +212,16 @@ class LogFull(Record, tag="log_full", frozen=True, kw_only=True):
 
 
 AnyRecord = (
-    RunStarted | StageStarted | StageFinished | StepFinished | WeightSync | ChainWritten | Drafting | Routing | LogFull
+    RunStarted
+    | StageStarted
+    | StageFinished
+    | LeasedStage
+    | StepFinished
+    | WeightSync
+    | ChainWritten
+    | Drafting
+    | Routing
+    | LogFull
 )
 
 

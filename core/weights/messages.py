@@ -77,6 +77,8 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     """Recompute the fingerprints from memory instead of carrying them forward."""
     sender: int
     """See `Units`."""
+    levels: tuple[int, ...] = ()
+    """With a seed: codec levels that later updates may come at; none when all will be seeds."""
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):

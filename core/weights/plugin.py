@@ -20,6 +20,7 @@ def slipstream_codecs() -> Iterable[Codec]:
         encoder=elias_fano.Encoder,
         decode=elias_fano.decode,
         unpack=elias_fano.unpack,
+        unpack_all=elias_fano.unpack_all,
         on_device=True,
     )
     for level, most in ((1, 1), (2, MAX_CLASSES)):
@@ -29,6 +30,7 @@ def slipstream_codecs() -> Iterable[Codec]:
             encoder=partial(class_levels.ClassEncoder, most),
             decode=class_levels.decode,
             unpack=class_levels.unpack,
+            unpack_all=class_levels.unpack_all,
             dtypes=frozenset(class_levels.EXPONENTS),
             on_device=True,
         )

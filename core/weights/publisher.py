@@ -221,7 +221,7 @@ class Publisher:
         delivery.commit(audit is not None)
         delivered = time.perf_counter()
         audited = self._audit(update, audit, delivery)
-        if update.seed and not self._settings.dense and not self._settings.keep_on_device:
+        if update.seed and not self._settings.keep_on_device:
             self._warm_up()
         return SyncReport(
             run=self.run,
@@ -341,7 +341,9 @@ class Publisher:
         parts = {}
         for (digest, base), group in groups.items():
             chunks = self._chunks(update, digest, base)
-            delivery.announce(group, Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank))
+            levels = self._levels() if base is None else ()
+            begin = Begin(self.run, base, update.target, len(chunks), verify, self._shards.rank, levels)
+            delivery.announce(group, begin)
             parts[digest, base] = self._identity(base, update.target), chunks
         sent = 0
         for (digest, base), group in groups.items():
@@ -364,10 +366,16 @@ class Publisher:
         return range_chunks(arrays, link.dense, self._settings.chunk_bytes)
 
     def _warm_up(self) -> None:
-        table, level = self._table, self._settings.level
+        table = self._table
         held = zip(table.specs, table.kinds, table.dtypes, strict=True)
         dtypes = {(spec.torch_dtype, dtype) for spec, kind, dtype in held if kind == "mapped"}
-        warm_up(dtypes, LEVELS if level is None else (level,))
+        warm_up(dtypes, self._levels())
+
+    def _levels(self) -> tuple[int, ...]:
+        """Codec levels that its deltas may have."""
+        if self._settings.dense:
+            return ()
+        return LEVELS if self._settings.level is None else (self._settings.level,)
 
     def _audit_link(self, update: Update) -> SendingLink | None:
         """An engine that takes every tensor whole, in the trainer's dtype, through its own loader."""

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipstream.core.weights.assembly import TensorAssembly, UnitAssembly
 from slipstream.core.weights.engine import Engine
 from slipstream.core.weights.held import MASK
 from slipstream.core.weights.layout import LayoutMap
 from slipstream.core.weights.units import WireUnit
-from slipstream.core.weights.wire import Changes, CorruptFrameError, Packed, Range, Section
+from slipstream.core.weights.wire import Changes, CorruptFrameError, Packed, PackedSections, Range, Section
 from slipstream.core.weights.wire.arrays import to_device
-from slipstream.triton_kernels import Applied, AppliedPacked, Box, scatter_changes, scatter_packed
+from slipstream.triton_kernels import (
+    MOVED_OUT,
+    Applied,
+    AppliedPacked,
+    Box,
+    PackedChanges,
+    PackedUnits,
+    Places,
+    UnitsApplied,
+    scatter_changes,
+    scatter_packed,
+)
 from slipstream.triton_kernels import undo as undo_scatter
 
 
@@ -33,14 +46,36 @@ class _Scattered(NamedTuple):
     applied: Applied | AppliedPacked
 
 
+def write_parts(applied: UnitsApplied, begin: int, end: int) -> int:
+    """`UnitsApplied.write`, where tests can reach it."""
+    return applied.write(begin, end)
+
+
+def places_of(layout: LayoutMap, units: Sequence[WireUnit]) -> Places:
+    """Where a worker holds the elements of units; none of those that its engine's loader takes."""
+    boxes = [[] if unit.by_loader else [(p.storage, p.as_box()) for p in unit.pieces] for unit in units]
+    return Places.of(layout.storages, boxes)
+
+
 class Transaction:
     """One update of one worker. Memory: old values of what was written (host memory for whole tensors)."""
 
-    def __init__(self, layout: LayoutMap, units: Sequence[WireUnit], engine: Engine) -> None:
+    def __init__(
+        self, layout: LayoutMap, units: Sequence[WireUnit], engine: Engine, places: Places | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            layout: of the worker.
+            units: of all its feeds.
+            engine: the worker.
+            places: `places_of` the two, when they are known from an earlier update and current.
+        """
+        self._places = places
         self._layout = layout
         self._units = units
         self._engine = engine
-        self._undo: list[_Overwritten | _Scattered | _Attributes] = []
+        self._undo: list[_Overwritten | _Scattered | _Attributes | UnitsApplied] = []
         self._whole = UnitAssembly(units)
         self._tensors = TensorAssembly(layout.specs)
         self._for_loader: dict[int, torch.Tensor] = {}  # by tensor
@@ -51,14 +86,16 @@ class Transaction:
         self.rewritten: set[int] = set()
         """Units written in full; their fingerprint must be recomputed."""
 
-    def write(self, section: Section) -> None:
+    def write(self, section: Section | PackedSections) -> None:
         """Apply one decoded section.
 
         Raises:
             CorruptFrameError: it does not fit the unit, or what is in memory; nothing of it is left there.
         """
-        if isinstance(section, Packed):
-            self._scatter(section.unit, lambda storage, box: scatter_packed(storage, box, section.changes))
+        if isinstance(section, PackedSections):
+            self._scatter_units(np.array(section.units), section.changes)
+        elif isinstance(section, Packed):
+            self._scatter_units(np.array([section.unit]), PackedUnits.one(section.changes))
         elif isinstance(section, Changes):
             device = self._engine.device
             change = to_device(section.positions, device), to_device(section.values, device)
@@ -101,6 +138,8 @@ class Transaction:
             elif isinstance(entry, _Attributes):
                 entry.place.clear()
                 entry.place.update(entry.saved)
+            elif isinstance(entry, UnitsApplied):
+                entry.undo()
             else:
                 undo_scatter(entry.storage, entry.applied)
         self._undo.clear()
@@ -108,6 +147,27 @@ class Transaction:
     def _name(self, unit: int) -> str:
         names = [self._layout.specs[tensor].name for tensor in self._units[unit].tensors]
         return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+    def _scatter_units(self, units: NDArray[np.int64], changes: PackedUnits) -> None:
+        """Write changes of units, each once: in one call where their boxes only shift, else one box after another."""
+        if self._places is None:
+            self._places = places_of(self._layout, self._units)
+        width = self._places.width[units]
+        if not width.all() or width.min() != width.max():
+            for i, number in enumerate(units.tolist()):
+                self._scatter_packed(number, changes.unit(i))
+            return
+        applied = UnitsApplied(self._places, units, changes)
+        self._undo.append(applied)
+        if write_parts(applied, 0, len(applied.parts)):
+            raise CorruptFrameError(
+                f"{self._name(int(units[0]))}, or one of {units.size - 1} units after it: {MOVED_OUT}"
+            )
+        for number, delta in zip(units.tolist(), applied.deltas.tolist(), strict=True):
+            self.deltas[number] = (self.deltas.get(number, 0) + delta) & MASK
+
+    def _scatter_packed(self, number: int, changes: PackedChanges) -> None:
+        self._scatter(number, lambda storage, box: scatter_packed(storage, box, changes))
 
     def _scatter(self, number: int, scatter: Callable[[torch.Tensor, Box], Applied | AppliedPacked]) -> None:
         unit = self._units[number]

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from slipstream.core.config import SlipstreamConfig, from_environment
+from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
 from slipstream.core.seams import require
-from slipstream.plugins.verl.driver import enabled
 from slipstream.plugins.verl.requirements import BACKEND
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -20,7 +19,7 @@ def install(module: ModuleType) -> None:
     if config is None:
         return
     for feature, patch in _PATCHES[module.__name__]:
-        if feature not in enabled(config):
+        if feature not in enabled_features(config):
             continue
         # What is patched here must be there: say so now, not in an AttributeError.
         broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
@@ -38,10 +37,10 @@ def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
 def _replica(module: Any, config: SlipstreamConfig) -> None:
     def load() -> type:
         for table in (seam_table(), vllm_seam_table()):
-            require(table, enabled(config), strict=config.weight_sync.strict_seams)
+            require(table, enabled_features(config), strict=config.weight_sync.strict_seams)
         from slipstream.plugins.verl.replica import replica_class
 
-        return replica_class(enabled(config))
+        return replica_class(enabled_features(config))
 
     module.RolloutReplicaRegistry.register("vllm", load)
 
@@ -124,6 +123,18 @@ def _steps(module: Any, config: SlipstreamConfig) -> None:
     noted(module.PPOTrainer, module.Tracking, config)
 
 
+def _placed_trainers(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.trainer import with_placement
+
+    module.get_trainer_cls = with_placement(module.get_trainer_cls, config)
+
+
+def _own_queue(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.queues import own_queue
+
+    own_queue(module)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
@@ -133,12 +144,14 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("weight_sync", _trainer),
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
+        ("placement", _placed_trainers),
         ("events", _steps),
         ("events", _stages),
     ),
     "verl.trainer.ppo.v1.trainer_sync": (("events", _stages),),
     "verl.trainer.ppo.v1.trainer_colocate_async": (("events", _stages),),
     "verl.trainer.ppo.v1.trainer_separate_async": (("events", _stages),),
+    "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),

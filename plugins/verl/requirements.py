@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
-from slipstream.core.telemetry import AUTO, check_path
+from slipstream.core.telemetry import check_path
 
 BACKEND = "slipstream"
 """Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
@@ -26,18 +26,20 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
     """
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
-    chosen = [config.slipstream.get(part) or {} for part in ("weight_sync", "drafter", "router")]
+    chosen = [config.slipstream.get(part) or {} for part in ("weight_sync", "drafter", "router", "placement")]
     if backend != BACKEND and not any("mode" in part for part in chosen):
         raise ConfigError(
             "slipstream: expected +slipstream=sync beside its settings, got settings alone, with which the run would "
             "go on without slipstream; add +slipstream=sync and write the settings without a plus"
         )
-    if slipstream.events not in (None, AUTO):
+    if slipstream.events is not None:
         check_path(slipstream.events)
     if slipstream.drafter.mode != "off":
         _check_drafter(config, slipstream.drafter.mode)
     if slipstream.router.mode != "native":
         _check_router(rollout, slipstream.router.mode)
+    if slipstream.placement.mode != "native":
+        _check_placement(config, slipstream)
     if slipstream.weight_sync.mode == "native":
         if backend == BACKEND:
             raise ConfigError(
@@ -121,6 +123,37 @@ def _check_drafter(config: Any, mode: str) -> None:
         raise ConfigError(
             f"{setting} needs actor_rollout_ref.model.mtp.enable_rollout=false, got true: an "
             f"engine has one drafter; set it {off}"
+        )
+
+
+def _check_placement(config: Any, slipstream: SlipstreamConfig) -> None:
+    """Whoever has no lease must leave the GPUs' memory to others."""
+    setting, off = f"slipstream.placement.mode={slipstream.placement.mode}", "or add slipstream/placement=native"
+    if not config.trainer.get("use_v1", True):
+        raise ConfigError(f"{setting} needs trainer.use_v1=true in this version, got false; set it {off}")
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    if mode == "separate_async":
+        raise ConfigError(
+            f"{setting} needs trainer.v1.trainer_mode=sync or colocate_async in this version, got separate_async, "
+            f"whose standalone engines never let go of their GPUs; choose one of them {off}"
+        )
+    if config.trainer.get("device") == "cpu":
+        return
+    actor = config.actor_rollout_ref.actor
+    engine, wanted = {
+        "megatron": ("megatron", ("param_offload", "grad_offload", "optimizer_offload")),
+    }.get(actor.strategy, ("fsdp_config", ("param_offload", "optimizer_offload")))
+    missing = [key for key in wanted if not (actor.get(engine) or {}).get(key, False)]
+    if missing:
+        raise ConfigError(
+            f"{setting} needs "
+            + " ".join(f"actor_rollout_ref.actor.{engine}.{key}=true" for key in missing)
+            + f": the trainer must leave GPU memory to other runs while they have the GPUs; add them {off}"
+        )
+    if not config.actor_rollout_ref.rollout.get("free_cache_engine", True):
+        raise ConfigError(
+            f"{setting} needs actor_rollout_ref.rollout.free_cache_engine=true, got false: engines must leave GPU "
+            f"memory to other runs while they sleep; set it {off}"
         )
 
 

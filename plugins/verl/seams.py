@@ -8,7 +8,8 @@ _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 _CLIENT = "verl.workers.rollout.llm_server"
 _LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
-_TRAINER = "verl.trainer.ppo.v1.trainer"
+_TRAINER_MODULE = "verl.trainer.ppo.v1.trainer"
+_TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
 
 
@@ -26,6 +27,10 @@ def _draft(target: str, signature: str | None, note: str) -> Seam:
 
 def _note(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "events", signature, note)
+
+
+def _place(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "placement", signature, note)
 
 
 def seam_table() -> SeamTable:
@@ -161,13 +166,40 @@ def seam_table() -> SeamTable:
             _draft("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "after every step"),
             _note("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
             _note("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
-            _note(f"{_TRAINER}_base:PPOTrainer.__init__", "(config)", "a run begins"),
-            _note(f"{_TRAINER}_base:PPOTrainer.step", "(metrics, timing_raw)", "which step it is"),
+            _note(f"{_TRAINER_MODULE}_base:PPOTrainer.__init__", "(config)", "a run begins"),
+            _note(f"{_TRAINER_MODULE}_base:PPOTrainer.step", "(metrics, timing_raw)", "which step it is"),
             *(
-                _note(f"{_TRAINER}_{mode}:marked_timer", "(name, timing_raw, ...)", "when a stage begins and ends")
+                _note(f"{_TRAINER_MODULE}_{mode}:marked_timer", "(name, timing_raw, ...)", "when a stage ran")
                 for mode in ("base", "sync", "colocate_async", "separate_async")
             ),
-            _note(f"{_TRAINER}_base:Tracking.log", "(data, step, ...)", "the metrics of a step"),
+            _note(f"{_TRAINER_MODULE}_base:Tracking.log", "(data, step, ...)", "the metrics of a step"),
+            _place("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _place("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _place("verl.trainer.ppo.v1.trainer_base:get_trainer_cls", "(name)", "our trainers derive from verl's"),
+            _place(f"{_TRAINER}.init", "()", "gives leases back where it fails"),
+            _place(f"{_TRAINER}.fit", "(agent_loop_manager)", "gives leases back at the end"),
+            _place(f"{_TRAINER}._init_resource_pool_mgr", "()", "before workers start"),
+            _place(f"{_TRAINER}.on_init_end", "()", "the first sync"),
+            _place(f"{_TRAINER}.on_step_begin", "()", "the number of the step"),
+            _place(f"{_TRAINER}.on_sample_end", "()", "the engines sleep"),
+            _place(f"{_TRAINER}.on_step_end", "()", "the sync that wakes the engines"),
+            _place(f"{_TRAINER}._balance_batch", "(batch, metrics, ...)", "lengths of the responses"),
+            _place(f"{_TRAINER}._compute_reward_colocate", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_old_log_prob", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_ref_log_prob", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_values", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._update_critic", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._update_actor", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._save_checkpoint", "()", "a stage"),
+            _place(f"{_TRAINER}._consume_sync_metrics", "()", "metrics in the tracker"),
+            _place("verl.single_controller.ray:ResourcePoolManager.create_resource_pool", "()", "finds the GPUs"),
+            _place(
+                "verl.single_controller.ray:RayResourcePool.get_placement_groups",
+                "(strategy, name, device_name)",
+                "finds the GPUs",
+            ),
+            _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
+            _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),
         switch_off={"drafter": "slipstream/drafter=off", "events": "slipstream.events=null"},
     )

@@ -8,14 +8,15 @@ from types import ModuleType
 from typing import Any
 
 _SCATTERS = ("scatter_changes", "scatter_packed")
+_PARTS = "write_parts"
 
 
 def before_scatters(transaction: ModuleType, act: Callable[[], None]) -> Callable[[], None]:
     """Call `act` whenever `transaction` is about to write changes of one tensor, and return what ends that.
 
-    Not where the warm-up writes, to tensors of its own.
+    Not where the warm-up writes, to tensors of its own. What is written in one call otherwise is written in as many.
     """
-    real = {name: getattr(transaction, name) for name in _SCATTERS}
+    real = {name: getattr(transaction, name) for name in (*_SCATTERS, _PARTS)}
 
     def acting(scatter: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any) -> Any:
@@ -25,8 +26,10 @@ def before_scatters(transaction: ModuleType, act: Callable[[], None]) -> Callabl
 
         return wrapped
 
-    for name, scatter in real.items():
-        setattr(transaction, name, acting(scatter))
+    for name in _SCATTERS:
+        setattr(transaction, name, acting(real[name]))
+    one = acting(real[_PARTS])
+    setattr(transaction, _PARTS, lambda applied, begin, end: sum(one(applied, p, p + 1) for p in range(begin, end)))
 
     def end() -> None:
         for name, scatter in real.items():

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.triton_kernels import Box, PackedChanges, as_unsigned_numpy, normalise, scatter_packed, undo
+from slipstream.triton_kernels import (
+    Box,
+    PackedChanges,
+    PackedUnits,
+    Places,
+    UnitsApplied,
+    as_unsigned_numpy,
+    normalise,
+    scatter_packed,
+    undo,
+)
 from slipstream.triton_kernels.bit_fields import GROUP, WIDEST, put_field_sums, put_fields, put_steps
 from slipstream.triton_kernels.bit_planes import SLACK, bits_at, count_ones, list_ones, padded
 from slipstream.triton_kernels.class_codec.reference import monotone
@@ -120,3 +130,89 @@ def test_a_value_that_leaves_its_type_leaves_the_storage_alone(box, step):
     with pytest.raises(ValueError, match="out of its type"):
         scatter_packed(storage, box, changes)
     assert not storage.any()
+
+
+class Model:
+    """Three units in four storages; the first unit lies in two of them and in part only, the second is not changed."""
+
+    def __init__(self, width: int) -> None:
+        rng = np.random.default_rng(width)
+        whole = [rng.integers(0, 1 << 8 * width, n, f"u{width}") for n in (200_000, 5, 70_003)]
+        held = [packed(rng, unit.size, share, unit)[0] for unit, share in zip(whole, (0.6, 0.0, 0.02), strict=True)]
+        self.storages = [signed(rng.integers(0, 1 << 8 * width, n, f"u{width}")) for n in (150_000, 260_000, 5, 70_100)]
+        self.boxes = [
+            [(1, Box(0, 9, (200_000,), (1,), (1,))), (0, Box(70_000, 0, (130_000,), (1,), (1,)))],
+            [(2, Box.identity(5))],
+            [(3, Box(0, 97, (3, 20_000), (20_000, 1), (20_000, 1)))],
+        ]
+        for boxes, unit in zip(self.boxes, whole, strict=True):  # moved elements go on from what is there
+            for storage, box in boxes:
+                shifted = normalise(box)
+                view = as_unsigned_numpy(self.storages[storage])[shifted.dst_offset :][: shifted.span]
+                view[:] = unit[shifted.src_offset :][: shifted.span]
+        self.units = np.array([2, 0, 1])  # in any order
+        parts = [held[unit] for unit in self.units]
+        sizes = np.cumsum([0, *(part.offsets.size for part in parts)])
+        starts = [part.starts[:-1] + size for part, size in zip(parts, sizes, strict=False)]
+        columns = [np.concatenate([part[k] for part in parts]) for k in (0, 2, 3, 4)]
+        joined = PackedChanges(columns[0], np.concatenate([*starts, sizes[-1:]]), *columns[1:])
+        self.changes = PackedUnits(np.cumsum([0, *(part.bases.size for part in parts)]), joined)
+
+    def copy(self) -> list[torch.Tensor]:
+        return [storage.clone() for storage in self.storages]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_units_written_at_once_are_what_each_is_by_itself(width, threads, monkeypatch):
+    model = Model(width)
+    expected, found, deltas = model.copy(), model.copy(), []
+    for i, unit in enumerate(model.units):
+        applied = [scatter_packed(expected[s], box, model.changes.unit(i)) for s, box in model.boxes[unit]]
+        deltas.append(sum(each.fingerprint_delta for each in applied) % 2**64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    places = Places.of(found, model.boxes)
+    assert places.width.tolist() == [width] * 3
+    applied = UnitsApplied(places, model.units, model.changes)
+    assert (len(applied.parts) > 3) == (threads > 1)
+    assert applied.write() == 0
+    assert applied.deltas.tolist() == deltas
+    assert all(map(torch.equal, found, expected))
+    applied.undo()
+    assert all(map(torch.equal, found, model.storages))
+
+
+def test_units_written_in_part_are_taken_back(monkeypatch):
+    model = Model(2)
+    found = model.copy()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    applied = UnitsApplied(Places.of(found, model.boxes), model.units, model.changes)
+    applied.write(1, 3)
+    assert not all(map(torch.equal, found, model.storages))
+    applied.undo()
+    assert all(map(torch.equal, found, model.storages))
+
+
+def test_units_with_a_step_out_of_the_type_are_taken_back():
+    model = Model(2)
+    found = model.copy()
+    changes = model.changes.changes
+    changes.moved[:] = True
+    changes.payload[:] = 1
+    changes.payload[-1] = 1 << 17
+    applied = UnitsApplied(Places.of(found, model.boxes), model.units, model.changes)
+    assert applied.write() > 0
+    applied.undo()
+    assert all(map(torch.equal, found, model.storages))
+
+
+def test_places_are_found_only_where_boxes_shift_and_storages_stay():
+    storages = [torch.zeros(40, dtype=torch.int16), torch.zeros(40, dtype=torch.uint8)]
+    whole, strided = Box.identity(8), Box(0, 0, (2, 4), (4, 1), (8, 1))
+    places = Places.of(storages, [[(0, whole)], [(0, strided)], [(1, whole)], [(0, whole), (1, whole)], []])
+    assert places.width.tolist() == [2, 0, 1, 0, 0]
+    assert places.is_current
+    storages[1].set_(torch.zeros(40, dtype=torch.uint8))
+    assert not places.is_current
+    with pytest.raises(ValueError, match="inside a storage"):
+        Places.of(storages, [[(0, Box.identity(41))]])

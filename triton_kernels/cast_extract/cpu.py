@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..bits import as_unsigned_numpy
-from ..class_codec.lanes import popcount
-from ..extract.cpu import GROUP, trailing_zeros
+from ..extract.cpu import GROUP
 from ..jit import jit
 from ..threads import run, split
+from ..words import popcount, trailing_zeros
 from .rounding import CastChanges
 
 LEAST = 1 << 20  # elements a thread takes at least

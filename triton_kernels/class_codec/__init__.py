@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import CorruptBlockError
-from ..packed import PackedChanges
+from ..packed import PackedChanges, PackedUnits
 from .classes import BF16, BLOCK, FP8, FP16, FP32, MAX_CLASSES, Classes, Exponent
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "decode",
     "encode",
     "unpack",
+    "unpack_all",
 ]
 
 _WIDTHS = (1, 2, 4)
@@ -190,6 +191,27 @@ def unpack(
     from . import cpu
 
     return cpu.unpack(data, n, dtype, old, class_map, exponent)
+
+
+def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any) -> PackedUnits:
+    """`unpack` of several units at once, whose messages have one class each.
+
+    Args:
+        data: uint8[size], which has a message for each.
+        sections: int64[units, 4]: where the message begins, its bytes, the elements of the unit, and the order of the
+            class. (What the exponent is makes no difference to one class.)
+        dtype: of the elements.
+
+    Raises:
+        CorruptBlockError: as `unpack`, for any of them.
+        TypeError, ValueError: as `unpack`.
+    """
+    _check(Classes((), (0,)), (0, 1), np.empty(0, dtype))
+    if sections.size and not (sections[:, 3].min() >= 0 and sections[:, 3].max() < 8 * np.dtype(dtype).itemsize):
+        raise ValueError(f"expected code orders in 0..{8 * np.dtype(dtype).itemsize - 1}, got {sections[:, 3]}")
+    from . import cpu
+
+    return cpu.unpack_all(data, sections, dtype)
 
 
 def _check(class_map: Classes, exponent: Exponent | tuple[int, int], old: NDArray[Any]) -> Exponent:

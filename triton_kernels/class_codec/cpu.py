@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..bit_planes import padded
 from ..errors import CorruptBlockError
-from ..packed import RUN, PackedChanges
+from ..packed import RUN, PackedChanges, PackedUnits
 from ..threads import run, split
 from .classes import BLOCK, Classes, Exponent
-from .decode_cpu import decode_blocks
+from .decode_cpu import decode_all, decode_blocks, scan_all
 from .directory_cpu import scan_blocks
 from .encode_cpu import encode_blocks, room
 from .planes import ERRORS, put_varint
@@ -91,6 +91,30 @@ def unpack(
     for error in run(piece, split(index.size, LEAST)):
         _refuse(error, data, n)
     return PackedChanges(bases, starts, places, payload, moved)
+
+
+def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any, block: int = BLOCK) -> PackedUnits:
+    """Inverse of `encode` for the messages of several units with one class each; see the package."""
+    width, each = np.dtype(dtype).itemsize, -(-block // RUN)
+    room = int((-(-sections[:, 2] // block)).sum())
+    index, runs = np.empty(room, np.int64), np.empty(sections.shape[0] + 1, np.int64)
+    offsets, before = np.zeros(room + sections.shape[0], np.int64), np.zeros(room + sections.shape[0], np.int64)
+    _refuse(scan_all(data, sections, width, block, index, offsets, before, runs), data, room * block)
+    blocks = int(runs[-1])
+    count = int(before[blocks + sections.shape[0] - 1])
+    bases, starts = np.empty(blocks * each, np.int64), np.empty(blocks * each + 1, np.int64)
+    moved = np.empty(bases.size, np.bool_)
+    starts[-1] = count
+    places, payload = np.empty(count, np.uint16), np.empty(count, np.int64 if width > 2 else np.int32)
+    plane, none = padded(data), np.empty(0, dtype)
+
+    def piece(begin: int, end: int) -> int:
+        found = (plane, sections, index, offsets, before, runs, begin, end)
+        return decode_all(*found, block, width, none, bases, starts, places, payload, moved)
+
+    for error in run(piece, split(blocks, LEAST)):
+        _refuse(error, data, room * block)
+    return PackedUnits(runs * each, PackedChanges(bases, starts, places, payload, moved))
 
 
 def decode(

@@ -10,7 +10,7 @@ from ..bit_fields import GROUP, WIDEST, put_field_sums, put_steps
 from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
 from ..packed import RUN
-from .directory_cpu import read_header
+from .directory_cpu import read_header, scan_blocks
 from .lanes import LANES
 from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
 from .scan import count_classes, pack_edges, place_ranks
@@ -325,4 +325,84 @@ def decode_blocks(
         for r in range(runs):
             bases[k * runs + r] = base + r * RUN
         moved[k * runs : (k + 1) * runs] = not absolute
+    return 0
+
+
+@jit
+def scan_all(data: Any, sections: Any, width: int, block: int, index: Any, offsets: Any, before: Any, runs: Any) -> int:
+    """`scan_blocks` of the messages of several units with one class each; returns an error or 0.
+
+    Args:
+        sections: int64[k, 4], start and size of each message, elements of its unit, order of its class.
+        index: int64[room], block numbers, message after message.
+        offsets, before: int64[room + k], byte in `data` and changes before, with one more for the end of each message.
+        runs: int64[k + 1], filled with the blocks before each message, and all.
+    """
+    k, seen = 0, 0
+    for i in range(sections.shape[0]):
+        start, size, numel = sections[i, 0], sections[i, 1], sections[i, 2]
+        runs[i] = k
+        error, found, at, changes = scan_blocks(data[start : start + size], numel, width, 1, block)
+        if error:
+            return int(error)
+        for j in range(found.size):
+            index[k + j] = found[j]
+        for j in range(found.size + 1):
+            offsets[k + i + j] = start + at[j]
+            before[k + i + j] = seen + changes[j]
+        k += found.size
+        seen += changes[found.size]
+    runs[sections.shape[0]] = k
+    return 0
+
+
+@jit
+def decode_all(
+    data: Any,
+    sections: Any,
+    index: Any,
+    offsets: Any,
+    before: Any,
+    runs: Any,
+    begin: int,
+    end: int,
+    block: int,
+    width: int,
+    none: Any,
+    bases: Any,
+    starts: Any,
+    out: Any,
+    payload: Any,
+    moved: Any,
+) -> int:
+    """`decode_blocks` begin to end of `scan_all`; `none`: no old element, of the type of the units."""
+    edges, each = np.empty(0, np.uint8), (block + RUN - 1) // RUN
+    i = int(np.searchsorted(runs, begin, side="right")) - 1
+    while i < sections.shape[0] and runs[i] < end:
+        first, last = runs[i], runs[i + 1]
+        parts = slice(first * each, last * each)
+        error = decode_blocks(
+            data,
+            sections[i, 2],
+            none,
+            index[first:last],
+            offsets[first + i : last + i + 1],
+            before[first + i : last + i + 1],
+            max(begin, first) - first,
+            min(end, last) - first,
+            edges,
+            sections[i, 3:4],
+            0,
+            0,
+            block,
+            width,
+            bases[parts],
+            starts[parts],
+            out,
+            payload,
+            moved[parts],
+        )
+        if error:
+            return error
+        i += 1
     return 0

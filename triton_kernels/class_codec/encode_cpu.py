@@ -8,7 +8,8 @@ import numpy as np
 
 from ..jit import jit
 from ..packed_cpu import monotone
-from .lanes import LANES, bit_length
+from ..words import bit_length
+from .lanes import LANES
 from .planes import list_gaps, list_string_gaps, low_width, put_bits, put_varint, varint_size
 from .scan import class_table, pack_edges, rank_changes
 

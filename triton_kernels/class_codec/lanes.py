@@ -114,34 +114,3 @@ def set_lane(typingctx: Any, lanes: Any, c: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(lanes, types.int64, types.int64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def popcount(typingctx: Any, mask: Any) -> Any:
-    """Number of set bits of a uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def trailing_zeros(typingctx: Any, mask: Any) -> Any:
-    """Number of zero bits below the lowest set bit of a non-zero uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def bit_length(typingctx: Any, number: Any) -> Any:
-    """Bits of a non-negative int64, 0 for 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-        return builder.sub(ir.Constant(_U64, 64), zeros)
-
-    return types.int64(types.int64), codegen

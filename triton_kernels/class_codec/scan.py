@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..jit import jit
-from .lanes import GROUP, LANES, count_group, lanes_below, popcount, set_lane, trailing_zeros
+from ..words import popcount, trailing_zeros
+from .lanes import GROUP, LANES, count_group, lanes_below, set_lane
 
 _SELECT = np.array([([j for j in range(8) if byte >> j & 1] + [0] * 8)[:8] for byte in range(256)], np.uint8)
 """Place of the set bit of a byte with so many set bits below it."""

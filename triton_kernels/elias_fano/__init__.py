@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..bits import BITS_DTYPES, as_unsigned_numpy
 from ..errors import CorruptBlockError
-from ..packed import PackedChanges
+from ..packed import PackedChanges, PackedUnits
 from ..placement import on_gpu
 from .block import BLOCK, HEADER
 
-__all__ = ["BLOCK", "HEADER", "CorruptBlockError", "decode", "encode", "unpack"]
+__all__ = ["BLOCK", "HEADER", "CorruptBlockError", "decode", "encode", "unpack", "unpack_all"]
 
 
 @overload
@@ -120,3 +120,19 @@ def unpack(data: NDArray[np.uint8], numel: int, dtype: np.dtype[Any]) -> PackedC
     from . import cpu
 
     return cpu.unpack(data, numel, dtype)
+
+
+def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: np.dtype[Any]) -> PackedUnits:
+    """`unpack` of several units at once.
+
+    Args:
+        data: uint8[size], which has a message for each.
+        sections: int64[units, 3]: where the message begins, its bytes, and the elements of the unit.
+        dtype: of the elements, unsigned.
+
+    Raises:
+        CorruptBlockError: as `decode`, for any of them.
+    """
+    from . import cpu
+
+    return cpu.unpack_all(data, sections, dtype)

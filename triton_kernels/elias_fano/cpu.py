@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ..bit_fields import GROUP, WIDEST, put_fields
 from ..bit_planes import SLACK, bits_at, count_ones, list_ones, padded, word_at
 from ..jit import jit
-from ..packed import PackedChanges
+from ..packed import PackedChanges, PackedUnits
 from ..threads import run, split
 from .block import BLOCK, DENSE, HEADER, ORDER, SPARSE
-from .headers_cpu import corrupt, walk
+from .headers_cpu import corrupt, scan_all
 
 LEAST = 16  # blocks a thread takes at least
 
@@ -162,16 +162,16 @@ def read_places(data: Any, low_at: int, low: int, ends: Any, n: int, places: Any
 @jit
 def read(
     data: Any,
-    numel: int,
     width: int,
     at: Any,
     before: Any,
+    rooms: Any,
     offsets: Any,
     values: Any,
     begin: int,
     end: int,
 ) -> int:
-    """Decode blocks `begin` to `end`, which start at bytes `at`; return how many are corrupt.
+    """Decode blocks `begin` to `end`, which start at bytes `at` and have `rooms` elements; return how many are corrupt.
 
     `before` has the changes before each block and, at its end, all; behind `data` are `SLACK` bytes.
     """
@@ -182,8 +182,7 @@ def read(
     for k in range(begin, end):
         o = at[k] + HEADER
         header = word_at(data, at[k])
-        index, word = int(header & np.uint64(0xFFFFFFFF)), int(header >> np.uint64(32))
-        n = min(BLOCK, numel - index * BLOCK)
+        word, n = int(header >> np.uint64(32)), rooms[k]
         first, count, mode, low = before[k], (word & 0xFFFF) + 1, (word >> 16) & 15, word >> 20
         if mode == DENSE:
             offsets[first : first + n] = np.arange(n)
@@ -219,19 +218,33 @@ def encode(
 
 def unpack(data: NDArray[np.uint8], numel: int, dtype: Any) -> PackedChanges:
     """Inverse of `encode`; see the package."""
+    return unpack_all(data, np.array([[0, data.size, numel]]), dtype).changes
+
+
+def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any) -> PackedUnits:
+    """Inverse of `encode` for the messages of several units; see the package."""
     width = np.dtype(dtype).itemsize
-    numbers, at, _, counts = walk(data, numel, width)
-    starts = np.zeros(at.size + 1, np.int64)
+    sizes, numels = sections[:, 1], sections[:, 2]
+    table = np.empty((5, int(np.minimum(-(-numels // BLOCK), sizes // HEADER).sum())), np.int64)
+    runs = np.empty(sections.shape[0] + 1, np.int64)
+    error = scan_all(data, sections, width, BLOCK, table, runs)
+    if error:
+        raise corrupt(error, int(sizes.sum()), int(numels.sum()))
+    blocks = int(runs[-1])
+    numbers, at, _, counts, rooms = table[:, :blocks]
+    starts = np.zeros(blocks + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     offsets, values = np.empty(int(starts[-1]), np.uint16), np.empty(int(starts[-1]) * width, np.uint8)
     plane = padded(data)
     wrong = run(
-        lambda begin, end: read(plane, numel, width, at, starts, offsets, values, begin, end),
-        split(at.size, LEAST),
+        lambda begin, end: read(plane, width, at, starts, rooms, offsets, values, begin, end),
+        split(blocks, LEAST),
     )
     if sum(wrong):
-        raise corrupt(ORDER, data.size, numel)
-    return PackedChanges(numbers * BLOCK, starts, offsets, values.view(dtype), np.zeros(at.size, np.bool_))
+        raise corrupt(ORDER, int(sizes.sum()), int(numels.sum()))
+    return PackedUnits(
+        runs, PackedChanges(numbers * BLOCK, starts, offsets, values.view(dtype), np.zeros(blocks, np.bool_))
+    )
 
 
 def decode(data: NDArray[np.uint8], numel: int, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:

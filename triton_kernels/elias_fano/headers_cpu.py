@@ -68,6 +68,33 @@ def scan(data: Any, numel: int, width: int, block: int, table: Any) -> tuple[int
     return 0, k
 
 
+@jit
+def scan_all(data: Any, sections: Any, width: int, block: int, table: Any, runs: Any) -> int:
+    """`scan` of the messages data[start : start + size] of several units; returns an error or 0.
+
+    Args:
+        sections: int64[k, 3], start and size of each message, and elements of its unit.
+        table: int64[5, room], filled with the fields of `Blocks` over all messages, and the elements of each block.
+        runs: int64[k + 1], filled with the blocks before each message, and all.
+    """
+    k, seen = 0, 0
+    for i in range(sections.shape[0]):
+        start, size, numel = sections[i, 0], sections[i, 1], sections[i, 2]
+        runs[i] = k
+        error, found = scan(data[start : start + size], numel, width, block, table[:, k:])
+        if error:
+            return error
+        for j in range(k, k + found):
+            table[1, j] += start
+            table[2, j] += seen
+            table[4, j] = min(block, numel - table[0, j] * block)
+        k += found
+        if found:
+            seen = table[2, k - 1] + table[3, k - 1]
+    runs[sections.shape[0]] = k
+    return 0
+
+
 def walk(data: NDArray[np.uint8], numel: int, width: int, block: int = BLOCK) -> Blocks:
     """The blocks of a message for a unit of `numel` elements of `width` bytes.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..bits import as_unsigned_numpy
 from ..jit import jit
 from ..threads import run, split
+from ..words import trailing_zeros
 
 GROUP = 64
 TILE = 64  # groups
@@ -44,16 +45,6 @@ def difference_mask(typingctx: Any, old: Any, new: Any, start: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("!=", *loaded), ir.IntType(GROUP))
 
     return types.uint64(old, new, types.intp), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def trailing_zeros(typingctx: Any, mask: Any) -> Any:
-    """Number of zero bits below the lowest set bit of a non-zero uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), codegen
 
 
 @jit

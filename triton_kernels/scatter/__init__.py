@@ -15,8 +15,9 @@ from ..packed import PackedChanges
 from ..placement import on_gpu
 from ..restrict import restrict
 from .applied import Applied, AppliedPacked
+from .units import Places, UnitsApplied
 
-__all__ = ["Applied", "AppliedPacked", "scatter_changes", "scatter_packed", "undo"]
+__all__ = ["Applied", "AppliedPacked", "Places", "UnitsApplied", "scatter_changes", "scatter_packed", "undo"]
 
 
 def scatter_changes(storage: Tensor, box: Box, positions: Tensor, values: Tensor) -> Applied:

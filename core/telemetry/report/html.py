@@ -10,10 +10,12 @@ from slipstream.core.telemetry.history import RunHistory
 from slipstream.core.telemetry.records import Drafting, ReplicaLoad, Routing, StepFinished
 from slipstream.core.telemetry.report.headline import comparison
 from slipstream.core.telemetry.report.remarks import advice
-from slipstream.core.telemetry.report.spans import stage_spans
+from slipstream.core.telemetry.report.spans import lease_spans, stage_spans
 
 _GANTT_STEPS = 4
 """The last steps of a run that its Gantt chart shows; the trace for Perfetto has all."""
+_MOST_LEASES = 300
+"""The last leased stages that the chart of a shared cluster shows."""
 
 
 def page(runs: Sequence[RunHistory], baseline: RunHistory | None = None) -> str:
@@ -29,6 +31,10 @@ def page(runs: Sequence[RunHistory], baseline: RunHistory | None = None) -> str:
     else:
         body.append('<p class="faint">')
     body.append("Medians over steps and syncs, without the first step, dense seeds and audits.</p>")
+    leases = lease_spans(runs)[-_MOST_LEASES:]
+    if leases:
+        title = "Runs on the shared cluster; pale: waiting for a lease"
+        body.append(_section(title, gantt(leases, "stages of each run")))
     for run in runs:
         charts = _charts(run, baseline)
         if len(runs) == 1:

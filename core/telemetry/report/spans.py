@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from slipstream.core.charts import Counter, Span, perfetto
 from slipstream.core.telemetry.history import RunHistory, StageTime
@@ -10,7 +10,7 @@ from slipstream.core.telemetry.history import RunHistory, StageTime
 
 def trace(run: RunHistory) -> bytes:
     """Return the trace: stages, the parts of each sync, and what was sent, accepted and running."""
-    return perfetto([*stage_spans(run.stages), *_sync_spans(run)], _counters(run))
+    return perfetto([*stage_spans(run.stages), *lease_spans([run]), *_sync_spans(run)], _counters(run))
 
 
 def stage_spans(stages: Iterable[StageTime]) -> list[Span]:
@@ -19,6 +19,20 @@ def stage_spans(stages: Iterable[StageTime]) -> list[Span]:
         Span(row=stage.name, group=stage.name, name=f"step {stage.step}", start=stage.start, end=stage.end)
         for stage in sorted(stages, key=lambda stage: stage.start)
     ]
+
+
+def lease_spans(runs: Sequence[RunHistory]) -> list[Span]:
+    """Return the leased stages of runs that share a cluster, a row each run, pale where it waited for its lease."""
+    begin = min((stage.began - stage.waited for run in runs for stage in run.leased), default=0.0)
+    found = []
+    for run in runs:
+        for stage in run.leased:
+            row, group, told, start = stage.pipeline, stage.stage, f"step {stage.step}", stage.began - begin
+            if stage.waited > 0:
+                wait = start - stage.waited
+                found.append(Span(row=row, group=group, name=f"{told}, waits", start=wait, end=start, strength=0.25))
+            found.append(Span(row=row, group=group, name=told, start=start, end=start + stage.seconds))
+    return sorted(found, key=lambda span: span.start)
 
 
 def _sync_spans(run: RunHistory) -> Iterator[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,11 +14,12 @@ from slipstream.core.weights.wire.arrays import Bits, Places, join, like
 from slipstream.core.weights.wire.class_map import ClassMap, Prediction
 from slipstream.core.weights.wire.histogram import SAMPLE, Histogram, stride_of
 from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
-from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges
+from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges, PackedUnits
 from slipstream.triton_kernels.class_codec import BF16, FP8, FP16, FP32, MAX_CLASSES, CorruptBlockError, Exponent
 from slipstream.triton_kernels.class_codec import decode as decode_part
 from slipstream.triton_kernels.class_codec import encode as encode_part
 from slipstream.triton_kernels.class_codec import unpack as unpack_part
+from slipstream.triton_kernels.class_codec import unpack_all as unpack_parts
 
 EXPONENTS: dict[str, Exponent] = {
     "bfloat16": BF16,
@@ -111,6 +113,24 @@ def unpack(data: NDArray[np.uint8], old: OldValues) -> PackedChanges:
     class_map, size, width = _map_of(data, old)
     before = None if class_map.number == 1 else old.all()
     return unpack_part(data[size:], old.numel, before, class_map, EXPONENTS[old.dtype], bits_dtype(width))
+
+
+def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], olds: Sequence[OldValues]) -> PackedUnits:
+    """`unpack` of several units of one width: int64[k, 2], where the payload of each begins and its bytes.
+
+    Raises:
+        ValueError: as `unpack`, and for a map of several classes.
+    """
+    table = np.empty((len(olds), 4), np.int64)
+    table[:, :2] = sections
+    width = DTYPES[olds[0].dtype].itemsize
+    for row, old in zip(table, olds, strict=True):
+        at, size = row[:2].tolist()
+        class_map, head, _ = _map_of(data[at : at + size], old)
+        if class_map.number != 1:
+            raise ValueError("several classes are unpacked one unit after another")
+        row[:] = at + head, size - head, old.numel, class_map.orders[0]
+    return unpack_parts(data, table, bits_dtype(width))
 
 
 def _map_of(data: NDArray[np.uint8], old: OldValues) -> tuple[ClassMap, int, int]:

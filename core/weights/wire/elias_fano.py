@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from slipstream.core.weights.tensors import DTYPES
 from slipstream.core.weights.wire.arrays import Bits, Places
 from slipstream.core.weights.wire.unit import OldValues, Uploaded, bits_dtype
-from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges, elias_fano
+from slipstream.triton_kernels import BITS_OF_WIDTH, PackedChanges, PackedUnits, elias_fano
 
 U8 = NDArray[np.uint8]
 
@@ -59,3 +60,10 @@ def decode(data: U8 | Uploaded, old: OldValues) -> tuple[Places, Bits]:
 def unpack(data: U8, old: OldValues) -> PackedChanges:
     """`decode` on the host, into packed changes."""
     return elias_fano.unpack(data, old.numel, bits_dtype(DTYPES[old.dtype].itemsize))
+
+
+def unpack_all(data: U8, sections: NDArray[np.int64], olds: Sequence[OldValues]) -> PackedUnits:
+    """`unpack` of several units of one width: int64[k, 2], where the payload of each begins and its bytes."""
+    numels = np.array([old.numel for old in olds])
+    width = DTYPES[olds[0].dtype].itemsize
+    return elias_fano.unpack_all(data, np.column_stack((sections, numels)), bits_dtype(width))

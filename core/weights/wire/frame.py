@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.core.hooks import Codec, plugins
 from slipstream.core.weights.wire.arrays import Bits, Places, to_host
 from slipstream.core.weights.wire.unit import OldValues, OnHost, Uploaded, bits_dtype
-from slipstream.triton_kernels import PackedChanges, on_gpu
+from slipstream.triton_kernels import PackedChanges, PackedUnits, on_gpu
 
 MAGIC = b"SLPS"
 FORMAT = 2
@@ -71,6 +71,19 @@ class Packed(NamedTuple):
             ValueError: one would move out of its type.
         """
         return self.changes.values(self.old.at(self.positions))
+
+
+class PackedSections(NamedTuple):
+    """`Packed` of several units of one width, each once, decoded together."""
+
+    units: tuple[int, ...]
+    changes: PackedUnits
+    olds: tuple[OldValues, ...]
+
+    def apart(self) -> list[Packed]:
+        """Each by itself."""
+        each = zip(self.units, self.olds, strict=True)
+        return [Packed(unit, self.changes.unit(i), old) for i, (unit, old) in enumerate(each)]
 
 
 class Range(NamedTuple):
@@ -207,6 +220,24 @@ def unpack_frame(
     old: Callable[[int], OldValues] | None = None,
     device: torch.device | None = None,
 ) -> list[Section]:
+    """`decode_frame`, each unit by itself."""
+    found = list[Section]()
+    for section in decode_frame(data, identity, index, table, old, device):
+        if isinstance(section, PackedSections):
+            found += section.apart()
+        else:
+            found.append(section)
+    return found
+
+
+def decode_frame(
+    data: bytes,
+    identity: Identity,
+    index: int,
+    table: UnitTable,
+    old: Callable[[int], OldValues] | None = None,
+    device: torch.device | None = None,
+) -> list[Section | PackedSections]:
     """Check and decode one frame.
 
     Where the weights are on an accelerator, the frame goes there once and changes are decoded there; ranges stay on the
@@ -231,9 +262,12 @@ def unpack_frame(
             f"expected frame {index} of run {identity.run:x} from version {identity.base} to {identity.target}, "
             f"got frame {found_index} of run {run:x} from version {base} to {target}"
         )
-    sections = list(_sections(memoryview(data)[HEADER_BYTES:], table, old, device))
-    if len(sections) != count:
-        raise CorruptFrameError(f"frame announces {count} sections and carries {len(sections)}")
+    sections, found = list[Section | PackedSections](), 0
+    for section in _sections(memoryview(data)[HEADER_BYTES:], table, old, device):
+        found += len(section.units) if isinstance(section, PackedSections) else 1
+        sections.append(section)
+    if found != count:
+        raise CorruptFrameError(f"frame announces {count} sections and carries {found}")
     return sections
 
 
@@ -283,29 +317,42 @@ def _checksum_holds(data: bytes) -> bool:
     return bool(checksum.intdigest() == _CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
+def _raw_section(body: memoryview, at: int) -> RawSection:
+    """The section whose header starts at `at`."""
+    start = at + SECTION_BYTES
+    if start > len(body):
+        raise CorruptFrameError("a section header is truncated")
+    unit, mode, width, level, first, count, size = _SECTION.unpack_from(body, at)
+    if start + size > len(body):
+        raise CorruptFrameError(f"section for unit {unit} announces {size} bytes, {len(body) - start} are left")
+    if mode not in (_CHANGES, _RANGE):
+        raise CorruptFrameError(f"section for unit {unit} has unexpected mode {mode}")
+    payload = np.frombuffer(body[start : start + size], np.uint8)
+    return RawSection(unit, mode == _RANGE, width, level, first, count, payload)
+
+
 def _raw_sections(body: memoryview) -> Iterator[RawSection]:
-    offset = 0
-    while offset < len(body):
-        if offset + SECTION_BYTES > len(body):
-            raise CorruptFrameError("a section header is truncated")
-        unit, mode, width, level, first, count, size = _SECTION.unpack_from(body, offset)
-        offset += SECTION_BYTES
-        if offset + size > len(body):
-            raise CorruptFrameError(f"section for unit {unit} announces {size} bytes, {len(body) - offset} are left")
-        if mode not in (_CHANGES, _RANGE):
-            raise CorruptFrameError(f"section for unit {unit} has unexpected mode {mode}")
-        payload = np.frombuffer(body[offset : offset + size], np.uint8)
-        yield RawSection(unit, mode == _RANGE, width, level, first, count, payload)
-        offset += size
+    at = 0
+    while at < len(body):
+        raw = _raw_section(body, at)
+        yield raw
+        at += raw.size
 
 
 def _sections(
     body: memoryview, table: UnitTable, old: Callable[[int], OldValues] | None, device: torch.device | None
-) -> Iterator[Section]:
-    uploaded, end = None, 0
+) -> Iterator[Section | PackedSections]:
+    uploaded, at, singly = None, 0, 0
     on_device = device is not None and on_gpu(torch.empty(0, device=device))
-    for raw in _raw_sections(body):
-        end += raw.size
+    while at < len(body):
+        if old is not None and not on_device and at >= singly:
+            together, singly = _together(body, at, table, old)
+            if together is not None:
+                yield together
+                at = singly
+                continue
+        raw = _raw_section(body, at)
+        at += raw.size
         unit, width, level = raw.unit, raw.width, raw.level
         if unit >= len(table.numel) or table.width[unit] != width:
             raise CorruptFrameError(
@@ -330,7 +377,7 @@ def _sections(
                     assert device is not None
                     if codec.on_device:
                         uploaded = _upload(body, device) if uploaded is None else uploaded
-                        payload = Uploaded(raw.payload, uploaded[end - raw.payload.size : end])
+                        payload = Uploaded(raw.payload, uploaded[at - raw.payload.size : at])
                     else:
                         held = OnHost(held)
                 positions, values = codec.decode(payload, held)
@@ -343,6 +390,40 @@ def _sections(
             raise CorruptFrameError(
                 f"section for unit {unit} has unexpected mode {_CHANGES}: only ranges are expected here"
             )
+
+
+def _together(
+    body: memoryview, at: int, table: UnitTable, old: Callable[[int], OldValues]
+) -> tuple[PackedSections | None, int]:
+    """Decode the sections from `at` on up to the first one of another kind: changes of different units of one width, at
+    one level whose codec can do that.
+
+    Returns:
+        The changes, or None where they must be decoded singly, be it to find out which of them is wrong; and the end.
+    """
+    units, sections = dict[int, None](), list[tuple[int, int]]()
+    kind: tuple[int, int] | None = None
+    while at + SECTION_BYTES <= len(body):
+        unit, mode, width, level, _, _, size = _SECTION.unpack_from(body, at)
+        start = at + SECTION_BYTES
+        if mode != _CHANGES or unit in units or unit >= len(table.numel) or table.width[unit] != width:
+            break
+        if size > len(body) - start or (kind is not None and kind != (width, level)):
+            break
+        units[unit] = None
+        sections.append((start, size))
+        at, kind = start + size, (width, level)
+    if kind is None:
+        return None, at + 1
+    try:
+        unpack_all = codec_of(kind[1]).unpack_all
+        if unpack_all is None:
+            return None, at
+        olds = tuple(old(unit) for unit in units)
+        changes = unpack_all(np.frombuffer(body, np.uint8), np.array(sections, np.int64), olds)
+    except (LookupError, ValueError):
+        return None, at
+    return PackedSections(tuple(units), changes, olds), at
 
 
 def _upload(body: memoryview, device: torch.device) -> Tensor:

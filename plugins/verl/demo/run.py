@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.telemetry import FILE_NAME, read_events
+from slipstream.core.config import EVENTS_FILE
+from slipstream.core.telemetry import read_events
 from slipstream.core.telemetry.history import read_run
 from slipstream.core.telemetry.report import page
 from slipstream.plugins.verl.demo import task
@@ -52,7 +53,7 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         )
         console.print(f"logs and results: {folder}", highlight=False, soft_wrap=True)
         settings = _settings(model, folder_given, folder)
-        events = folder / "slipstream" / FILE_NAME
+        events = folder / "slipstream" / EVENTS_FILE
         events.unlink(missing_ok=True)
         # The audit reloads the engine densely after every sync; its time is not part of the sync times below.
         switched = [OVERRIDE, *ours, "slipstream.weight_sync.audit_every=1", f"slipstream.events={events}"]

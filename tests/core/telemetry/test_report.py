@@ -16,8 +16,9 @@ from run_logs import drafting, run, sync, write_log
 from slipstream.core.cli import main
 from slipstream.core.telemetry import EventLog, StageStarted, read_events
 from slipstream.core.telemetry.history import RunFileError, RunHistory, read_run
-from slipstream.core.telemetry.records import LogFull, RunStarted, record_of
+from slipstream.core.telemetry.records import LeasedStage, LogFull, RunStarted, record_of
 from slipstream.core.telemetry.report import advice, comparison, figures, page, trace
+from slipstream.core.telemetry.report.spans import lease_spans
 from slipstream.plugins.verl.telemetry import step_of
 
 
@@ -181,6 +182,17 @@ def test_the_page_is_well_formed_and_has_every_part(log: Path):
     for heading in ("Rollout requests by replica", "Schedule of steps 9 to 12", "Reward"):
         assert heading in structure.headings
     assert "http" not in text.replace("http-equiv", "")
+
+
+def test_runs_that_share_a_cluster_are_drawn_in_one_chart_with_their_waits(tmp_path: Path):
+    def leased(name: str, began: float) -> RunHistory:
+        stage = LeasedStage(time=began, pipeline=name, step=1, stage="rollout", began=began, seconds=4, waited=2)
+        return read_run(write_log(tmp_path / name, [STARTED, stage]))
+
+    runs = [leased("math", 1e9), leased("code", 1e9 + 4)]
+    spans = [(span.row, span.start, span.end, span.strength) for span in lease_spans(runs)]
+    assert spans == [("math", 0, 2, 0.25), ("math", 2, 6, 1), ("code", 4, 6, 0.25), ("code", 6, 10, 1)]
+    assert "Runs on the shared cluster; pale: waiting for a lease" in Structure(page(runs)).headings
 
 
 def test_parts_that_a_run_has_not_are_left_out(tmp_path: Path):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
+
+from slipstream.core.weights import InProcessHub, PublisherSettings, TensorEngine, publisher, subscriber
 
 _SCRIPT = """
 import gc
@@ -69,3 +73,27 @@ def test_leaving_while_the_compiler_works_is_clean(tmp_path):
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "levels"),
+    [
+        (PublisherSettings(), [{0, 1, 2}, {0, 1, 2}]),
+        (PublisherSettings(level=1), [{1}, {1}]),
+        (PublisherSettings(dense=True), []),
+    ],
+    ids=["auto", "fixed", "dense"],
+)
+def test_both_ends_compile_what_the_trainer_can_send(monkeypatch, settings, levels):
+    asked = []
+    for module in (publisher, subscriber):
+        monkeypatch.setattr(module, "warm_up", lambda dtypes, levels: asked.append(set(levels)) if levels else None)
+    worker = subscriber.Subscriber(TensorEngine({"weight": torch.zeros(8, 8)}), "worker")
+    trainer = publisher.Publisher(settings)
+    for _ in range(2):
+        hub = InProcessHub()
+        thread = threading.Thread(target=worker.sync, args=([hub.connect("worker")], 60.0))
+        thread.start()
+        trainer.sync([("weight", torch.ones(8, 8))], hub, workers=1)
+        thread.join()
+    assert asked == levels

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
+from slipstream.core.config import RUN_NONCE, SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import SyncTimeoutError
-from slipstream.core.weights.transports import bind
-from slipstream.plugins.verl.driver import RUN_NONCE
+from slipstream.core.weights.transports import bind, run_endpoints
 from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
 
 
@@ -76,7 +75,8 @@ def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp
 
     def path(run: str) -> str:
         monkeypatch.setenv(RUN_NONCE, run * 16)
-        return adapter(Server())._socket("0-0")
+        run_endpoints._swept.clear()  # each run is a process of its own
+        return run_endpoints.run_socket("0-0")
 
     def leave(path: str, age: float) -> None:
         with socket.socket(socket.AF_UNIX) as left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 from unit_values import Old
 
 from slipstream.core.weights.wire import (
@@ -11,12 +12,16 @@ from slipstream.core.weights.wire import (
     Encoders,
     Identity,
     Packed,
+    PackedSections,
     Range,
     UnitTable,
+    decode_frame,
+    frame,
     pack_frame,
     range_section,
     unpack_frame,
 )
+from slipstream.core.weights.wire.frame import HEADER_BYTES
 
 IDENTITY = Identity(run=12, base=3, target=4)
 TABLE = UnitTable(numel=(100, 7), width=(2, 4))
@@ -103,3 +108,52 @@ def test_positions_past_the_end_are_refused():
     shorter = Old(np.zeros(99, np.uint16), "bfloat16")
     with pytest.raises(CorruptFrameError, match="out of order"):
         unpack_frame(pack_frame(IDENTITY, 0, sections()), IDENTITY, 0, TABLE, lambda unit: shorter)
+
+
+def several(level: int) -> tuple[bytes, UnitTable, list[Old]]:
+    """A frame of six units, the largest of several blocks, in an order of their own."""
+    rng = np.random.default_rng(level)
+    sizes = (300_000, 1, 65_536, 600_000, 70, 65_537)
+    olds = [Old(rng.integers(0x3C00, 0x3E00, size, np.uint16), "bfloat16") for size in sizes]
+    encoders, made = Encoders(level), []
+    for unit in (2, 0, 4, 5, 1, 3):
+        old = olds[unit].values
+        positions = np.flatnonzero(rng.random(old.size) < 0.01) if old.size > 100 else np.array([0])
+        values = old[positions] ^ rng.integers(1, 4, positions.size, np.uint16)
+        made.append(encoders.section(unit, olds[unit], positions, values))
+    table = UnitTable(tuple(old.numel for old in olds), (2,) * len(olds))
+    return pack_frame(IDENTITY, 0, made), table, olds
+
+
+def outcome(*args: object) -> object:
+    """What unpacking gives, in comparable form."""
+    try:
+        return [
+            (s.unit, s.positions.tolist() if isinstance(s, Packed) else s.first, s.values.tolist())
+            for s in unpack_frame(*args)
+        ]
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("level", "together"), [(0, True), (1, True), (2, False)])
+def test_units_decoded_together_are_what_each_is_by_itself(level, together, monkeypatch):
+    """Also when the frame was damaged before it was sealed, and then with the same error."""
+    data, table, olds = several(level)
+    found = decode_frame(data, IDENTITY, 0, table, olds.__getitem__)
+    assert any(isinstance(section, PackedSections) and len(section.units) > 2 for section in found) == together
+    rng = np.random.default_rng(level)
+    body = bytearray(data[HEADER_BYTES:])
+    refused = 0
+    for attempt in range(40):
+        bad = bytearray(body)
+        if attempt:
+            bad[rng.integers(len(bad)) if attempt % 2 else rng.integers(300)] ^= 1 << int(rng.integers(8))
+        head = data[: HEADER_BYTES - 8]
+        arguments = head + xxhash.xxh3_64_digest(head + bad)[::-1] + bad, IDENTITY, 0, table, olds.__getitem__
+        first = outcome(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(frame, "_together", lambda body, at, table, old: (None, len(body)))
+            assert first == outcome(*arguments)
+        refused += isinstance(first, str)
+    assert 5 < refused < 40

@@ -1,0 +1,244 @@
+"""The engine suite on the real SGLang: a tied head in bf16 on one worker, an untied one in fp32 on two."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sglang_rollout
+import tiny_qwen2
+import torch
+from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
+
+from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
+from slipstream.core.weights.chain import ChainWriter
+from slipstream.plugins.sglang import control
+from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, encode_command
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROMPTS = [[5, 9, 17, 33, 2], list(range(40, 70))]
+GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+class SglangRollout:
+    """A `RolloutEngine` over `sglang.Engine`."""
+
+    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int) -> None:
+        self._folder, self._tied, self._dtype, self.workers = folder, tied, dtype, workers
+        checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
+        self.engine = sglang_rollout.start(checkpoint, dtype, workers)
+        greedy(self.engine)  # SGLang sets up its event loop in the thread of the first call
+        self._fresh, self._second = 0, None
+
+    def sync(self, endpoint: str) -> None:
+        control.synchronise(self.engine, [endpoint], 60.0)
+
+    def follow(self, url: str) -> list[Outcome]:
+        return control.follow(self.engine, url)
+
+    def checksums(self) -> list[dict[str, str]]:
+        return checksums(self.engine)
+
+    def fresh_engine(self, weights: Weights) -> tuple[list[dict[str, str]], list[list[int]]]:
+        """One second engine, which no delta ever reaches, loads each checkpoint from disk by SGLang's own means."""
+        self._fresh += 1
+        folder = self._folder / f"fresh{self._fresh}"
+        tiny_qwen2.save(weights, folder, self._tied, getattr(torch, self._dtype))
+        if self._second is None:
+            self._second = sglang_rollout.start(folder, self._dtype, self.workers)
+        else:
+            assert self._second.update_weights_from_disk(str(folder))[0]
+        return checksums(self._second), greedy(self._second)
+
+    def stop(self) -> None:
+        for engine in (self.engine, self._second):
+            if engine is not None:
+                engine.shutdown()
+
+    def lose_weights(self) -> None:
+        self.engine.collective_rpc("slipstream_test_lose")
+
+    def break_loader(self) -> Callable[[], None]:
+        self.engine.collective_rpc("slipstream_test_break_writes", broken=True)
+        return lambda: self.engine.collective_rpc("slipstream_test_break_writes", broken=False)
+
+    def generate(self) -> list[list[int]]:
+        self.engine.flush_cache()
+        return greedy(self.engine)
+
+
+def greedy(engine) -> list[list[int]]:
+    """Tokens for the fixed prompts."""
+    return [output["output_ids"] for output in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
+
+
+def checksums(engine) -> list[dict[str, str]]:
+    """SGLang's own checksums of every worker."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    request = CheckWeightsReqInput(action="checksum")
+    success, message, ranks, _ = run(engine, engine.tokenizer_manager.check_weights(request))
+    assert success, message
+    return [rank["checksums"] for rank in ranks]
+
+
+def run(engine, call):
+    return engine.loop.run_until_complete(call)
+
+
+class SglangSuite(EngineWeightSync):
+    """Parameters of one engine; subclasses are collected."""
+
+    tied, dtype, workers = True, "bfloat16", 1
+
+    @pytest.fixture(scope="class")
+    def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangRollout]:
+        rollout = SglangRollout(tmp_path_factory.mktemp("sglang"), self.tied, self.dtype, self.workers)
+        yield rollout
+        rollout.stop()
+
+    @pytest.fixture
+    def weights(self) -> Weights:
+        return tiny_qwen2.build(self.tied)
+
+
+class TestTiedBf16(SglangSuite):
+    """The common case, and what is SGLang's own."""
+
+    def test_an_engine_that_follows_a_chain(self, engine, weights, publisher, socket, tmp_path):
+        """Deltas from files, then a trainer that is back: each way of writing makes the other start anew."""
+        chain = ChainWriter(str(tmp_path), dtype=getattr(torch, self.dtype))
+        moved = weights
+        for step in range(3):
+            moved = nudge(moved, 0.02, step)
+            chain.publish(moved.items())
+            assert engine.follow(str(tmp_path)) == [Outcome(step + 1)] * engine.workers
+        held = engine.checksums()
+        assert publish(publisher, engine, weights, socket).seeded_workers == engine.workers
+        assert engine.checksums() != held
+        assert publish(publisher, engine, moved, socket).seeded_workers == 0
+        assert engine.checksums() == held
+
+    def test_an_answer_of_sglang_itself_is_an_error(self, engine):
+        """A payload that is no command, and an update outside a session: both come back as (False, message)."""
+        manager = engine.engine.tokenizer_manager
+        with pytest.raises(EngineFailedError, match=f"expected one tensor named {COMMAND}"):
+            control._outcomes(*send(engine.engine, pickle.dumps([("model.norm.weight", [1])])))
+        request = update(encode_command(Sync(["ipc:///nowhere"], 1.0)))
+        with pytest.raises(EngineFailedError, match="must run between begin_weight_update"):
+            control._outcomes(*run(engine.engine, manager.update_weights_from_tensor(request)))
+
+    def test_an_open_session_is_an_error_and_the_engine_goes_on(self, engine):
+        engine.engine.begin_weight_update()
+        with pytest.raises(EngineFailedError, match="already open"):
+            control.synchronise(engine.engine, ["ipc:///nowhere"], 1.0)
+        engine.engine.end_weight_update()
+        assert not engine.engine.tokenizer_manager.is_pause
+        assert greedy(engine.engine)
+
+    def test_another_writer_makes_the_next_sync_a_seed(self, engine, weights, publisher, socket):
+        publish(publisher, engine, weights, socket)
+        assert publish(publisher, engine, weights, socket).seeded_workers == 0
+        engine.engine.begin_weight_update()
+        assert engine.engine.update_weights_from_tensor([("model.norm.weight", torch.ones(256))])[0]
+        engine.engine.end_weight_update()
+        assert publish(publisher, engine, weights, socket).seeded_workers == engine.workers
+
+    def test_a_sync_in_the_middle_of_requests(self, engine, weights, socket):
+        """Requests that run are retracted and go on: no token is lost, no prefix of the old weights is used again, and
+        each token is known by the version that wrote it."""
+        publisher = Publisher(PublisherSettings(timeout=60.0))
+        publish(publisher, engine, weights, socket)
+        moved = {name: weight.flip(0).contiguous() if name.endswith("o_proj.weight") else weight
+                 for name, weight in weights.items()}  # fmt: skip
+        long = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+        manager = engine.engine.tokenizer_manager
+
+        async def generate_and_sync() -> list[dict]:
+            from sglang.srt.managers.io_struct import GenerateReqInput
+
+            requests = [GenerateReqInput(input_ids=list(prompt), sampling_params=dict(long)) for prompt in PROMPTS]
+            running = [asyncio.ensure_future(anext(manager.generate_request(each, None))) for each in requests]
+            while not any(load.num_running_reqs for load in await manager.get_loads()):
+                await asyncio.sleep(0.01)
+            await control.sync_workers(manager, [f"ipc://{socket}"], 60.0, weight_version="new")
+            return await asyncio.gather(*running)
+
+        outputs = []
+        channel = control_channel(socket)
+        thread = threading.Thread(target=lambda: publisher.sync(moved.items(), channel, engine.workers))
+        thread.start()
+        try:
+            outputs = run(engine.engine, generate_and_sync())
+        finally:
+            thread.join(60)
+            channel.close()
+        for output in outputs:
+            spans = output["meta_info"]["weight_versions"]
+            assert len(output["output_ids"]) == 200
+            assert [span["weight_version"] for span in spans] == [str(publisher.acked - 1), "new"]
+        after = engine.engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+        assert [output["output_ids"] for output in after] == engine.generate()
+
+    def test_abort_and_resume_elsewhere_in_the_text(self, engine):
+        """A request stops where it is, and prompt and tokens together go on; ids of one length hit only themselves."""
+        import uuid
+
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        manager = engine.engine.tokenizer_manager
+        long = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+
+        async def abort_one() -> list[dict]:
+            ids = [uuid.uuid4().hex for _ in PROMPTS]
+            requests = [
+                GenerateReqInput(rid=rid, input_ids=list(prompt), sampling_params=dict(long))
+                for rid, prompt in zip(ids, PROMPTS, strict=True)
+            ]
+            running = [asyncio.ensure_future(anext(manager.generate_request(each, None))) for each in requests]
+            while not any(load.num_running_reqs for load in await manager.get_loads()):
+                await asyncio.sleep(0.01)
+            manager.abort_request(rid=ids[0])
+            return await asyncio.gather(*running)
+
+        stopped, finished = run(engine.engine, abort_one())
+        assert stopped["meta_info"]["finish_reason"]["type"] == "abort"
+        assert finished["meta_info"]["finish_reason"]["type"] == "length"
+        written = stopped["output_ids"]
+        assert len(written) < 200
+        rest = engine.engine.generate(
+            input_ids=[PROMPTS[0] + written], sampling_params={**long, "max_new_tokens": 200 - len(written)}
+        )
+        assert len(written) + len(rest[0]["output_ids"]) == 200
+
+
+class TestUntiedFp32OnTwoWorkers(SglangSuite):
+    """A separate output head; each worker holds its shards, and both commit or neither."""
+
+    tied, dtype, workers = False, "float32", 2
+
+
+def control_channel(socket: str):
+    from slipstream.core.weights import ZmqPublisherChannel
+
+    return ZmqPublisherChannel(f"ipc://{socket}", 60.0)
+
+
+def update(payload: bytes):
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    return UpdateWeightsFromTensorReqInput(serialized_named_tensors=[payload], load_format=LOADER, selector="target")
+
+
+def send(engine, payload: bytes) -> tuple[bool, str]:
+    """An update inside a session, through SGLang's own calls."""
+    engine.begin_weight_update()
+    try:
+        return run(engine, engine.tokenizer_manager.update_weights_from_tensor(update(payload)))
+    finally:
+        engine.end_weight_update()
