@@ -92,7 +92,6 @@ def enabled_features(config: SlipstreamConfig) -> set[str]:
         "drafter": config.drafter.mode,
         "router": config.router.mode,
         "placement": config.placement.mode,
-        "events": "off" if config.events is None else "on",
     }
     return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.plugins.sglang import worker
+from slipstream.plugins.sglang.drafter import register_algorithm
 from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, encode_answer
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -31,6 +32,7 @@ def register() -> None:
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
     worker.watched = True
+    register_algorithm()
 
 
 def from_tensor(

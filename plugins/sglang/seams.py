@@ -6,11 +6,16 @@ from slipstream.core.seams import Seam, SeamTable
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+_NGRAM = "sglang.srt.speculative.ngram_worker:"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 
 
 def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
+
+
+def _draft(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "drafter", signature, note)
 
 
 def seam_table() -> SeamTable:
@@ -57,6 +62,20 @@ def seam_table() -> SeamTable:
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod", None, "layers written in place"),
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedEmbeddingMethod", None, "layers written in place"),
             _sync("sglang.srt.layers.quantization.unquant:UnquantizedFusedMoEMethod", None, "experts written in place"),
+            _draft(
+                "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.register",
+                "(name, ...)",
+                "registers our algorithm",
+            ),
+            _draft("sglang.srt.speculative.spec_info:SpeculativeAlgorithm.NGRAM", None, "answers for our algorithm"),
+            _draft(f"{_NGRAM}NGRAMWorker.__init__", "(server_args, gpu_id, nccl_port, target_worker)", "derived from"),
+            _draft(f"{_NGRAM}NGRAMWorker._prepare_draft_tokens", "(batch)", "replaced: our drafts"),
+            _draft(f"{_NGRAM}NGRAMWorker._update_ngram_corpus", "(batch)", "replaced: there is none"),
+            _draft(f"{_NGRAM}NGRAMWorker._init_preallocated_tensors", "()", "buffers for one token a row"),
+            _draft(
+                f"{_NGRAM}NGRAMWorker.forward_batch_generation", "(batch, on_publish, ...)", "wrapped: drafts first"
+            ),
+            _draft(f"{_NGRAM}NgramCorpus", None, "not built"),
         ),
         switch_off={"drafter": "slipstream/drafter=off"},
     )

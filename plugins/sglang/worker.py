@@ -24,6 +24,7 @@ from slipstream.core.config import from_environment
 from slipstream.core.seams import require
 from slipstream.core.weights import Connections, Subscriber, SyncError
 from slipstream.core.weights.chain import ChainReader
+from slipstream.plugins.sglang.drafter import weights_changed
 from slipstream.plugins.sglang.engine import SglangEngine
 from slipstream.plugins.sglang.messages import COMMAND, Command, Follow, Outcome, Sync, decode_command
 from slipstream.plugins.sglang.seams import seam_table
@@ -77,6 +78,8 @@ class Worker:
         """Carry out a command. Never raises: an exception in a weight loader ends SGLang's scheduler."""
         try:
             version = self._sync(command) if isinstance(command, Sync) else self._follow(command)
+            if version is not None:
+                weights_changed(version)
             return Outcome(version)
         except Exception as error:
             logger.exception("slipstream: this worker could not take the update")

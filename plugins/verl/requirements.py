@@ -61,8 +61,11 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
             f"actor_rollout_ref.rollout.checkpoint_engine.backend={BACKEND}, got {backend}; "
             f"add +slipstream=sync, which sets it, remove an override of it, {off}"
         )
-    _check_engine(rollout, f"slipstream.weight_sync.mode={slipstream.weight_sync.mode}", off, _UNSPLIT)
+    setting = f"slipstream.weight_sync.mode={slipstream.weight_sync.mode}"
+    _check_engine(rollout, setting, off, _UNSPLIT, ("vllm", "sglang"))
     _check_adapters(config)
+    if _name(rollout) == "sglang":
+        _check_sglang(config, setting, off)
 
 
 # Sizes of an engine that have to be 1.
@@ -70,12 +73,18 @@ _UNSPLIT = ("data_parallel_size", "pipeline_model_parallel_size")
 _ONE_CACHE = ("data_parallel_size",)  # an engine with several caches places requests by itself
 
 
-def _check_engine(rollout: Any, setting: str, off: str, ones: Sequence[str]) -> None:
+def _name(rollout: Any) -> str | None:
+    """The engine; verl leaves it to the user, and its own error says so when there is none."""
+    return None if OmegaConf.is_missing(rollout, "name") else str(rollout.name)
+
+
+def _check_engine(rollout: Any, setting: str, off: str, ones: Sequence[str], names: Sequence[str] = ("vllm",)) -> None:
     """Refuse engines that no part of slipstream serves under verl yet."""
     start = f"{setting} needs actor_rollout_ref.rollout."
-    # verl leaves the name to the user; its own error says so when there is none.
-    if not OmegaConf.is_missing(rollout, "name") and rollout.name != "vllm":
-        raise ConfigError(f"{start}name=vllm in this version, got {rollout.name}; choose vllm {off}")
+    name = _name(rollout)
+    if name is not None and name not in names:
+        known = " or ".join(names)
+        raise ConfigError(f"{start}name={known} in this version, got {name}; choose {known} {off}")
     for key in ones:
         if rollout.get(key, 1) != 1:
             raise ConfigError(
@@ -126,6 +135,28 @@ def _check_drafter(config: Any, mode: str) -> None:
         )
 
 
+def _check_sglang(config: Any, setting: str, off: str) -> None:
+    """What SGLang's workers cannot be given yet."""
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    lora = model.get("lora") or {}
+    if max(model.get("lora_rank", 0), lora.get("rank", 0) or 0) > 0 and not lora.get("merge", False):
+        raise ConfigError(
+            f"{setting} with rollout.name=sglang and LoRA needs actor_rollout_ref.model.lora.merge=true, got false; "
+            f"set it, choose vllm {off}"
+        )
+    if rollout.get("quantization") is not None:
+        raise ConfigError(
+            f"{setting} with rollout.name=sglang needs actor_rollout_ref.rollout.quantization=null, got "
+            f"{rollout.quantization}; remove it, choose vllm {off}"
+        )
+    mtp = model.get("mtp") or {}
+    if mtp.get("enable", False) and mtp.get("enable_rollout", False):
+        raise ConfigError(
+            f"{setting} with rollout.name=sglang needs actor_rollout_ref.model.mtp.enable_rollout=false, got true: the "
+            f"draft model would keep its first weights; set it {off}"
+        )
+
+
 def _check_placement(config: Any, slipstream: SlipstreamConfig) -> None:
     """Whoever has no lease must leave the GPUs' memory to others."""
     setting, off = f"slipstream.placement.mode={slipstream.placement.mode}", "or add slipstream/placement=native"
@@ -136,6 +167,12 @@ def _check_placement(config: Any, slipstream: SlipstreamConfig) -> None:
         raise ConfigError(
             f"{setting} needs trainer.v1.trainer_mode=sync or colocate_async in this version, got separate_async, "
             f"whose standalone engines never let go of their GPUs; choose one of them {off}"
+        )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if slipstream.placement.overlap and correction.get("bypass_mode", False):
+        raise ConfigError(
+            "slipstream.placement.overlap=true needs algorithm.rollout_correction.bypass_mode=false, got true, with "
+            "which no log-probabilities are computed that could overlap; set one of them to false"
         )
     if config.trainer.get("device") == "cpu":
         return

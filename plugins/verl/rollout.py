@@ -1,19 +1,23 @@
-"""verl's vLLM server adapter with weight sync through slipstream; trainer and checkpoint-engine processes have it."""
+"""verl's server adapter with weight sync through slipstream; trainer and checkpoint-engine processes have it.
+
+`PublishingAdapter` knows no engine; `vllm_rollout` and `sglang_rollout` mix it into verl's own adapters.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slipstream.core.weights.publishing import RunPublisher, ShardSource, all_ranks, answer, sync_timeout
 from slipstream.core.weights.transports import Address
 from slipstream.core.weights.transports.run_endpoints import node_address, run_socket
-from slipstream.plugins.verl.adapters import Adapter
-from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+if TYPE_CHECKING:  # imports vLLM
+    from slipstream.plugins.verl.adapters import Adapter
 
 WIRE_FORMAT = "slipstream"
 """`wire_format` under which the checkpoint engine hands over an endpoint instead of tensors."""
@@ -27,8 +31,10 @@ class RemoteUpdate:
     timeout: float
 
 
-class SlipstreamServerAdapter(ServerAdapter):
-    """Colocated: publishes this trainer rank's weights. Disaggregated: calls the engine.
+class PublishingAdapter:
+    """Mixin for verl's server adapters.
+
+    Colocated: publishes this trainer rank's weights. Disaggregated: calls the engine.
 
     Where the trainer shows its shards, every rank sends what it holds to all engine workers that need it; otherwise
     every rank gets the gathered tensors and sends them to its own worker.
@@ -40,8 +46,14 @@ class SlipstreamServerAdapter(ServerAdapter):
     """Syncs that this rank began: the same number on all, so it names one for the workers of all."""
     slipstream_shards: ShardSource | None = None
     """Set by the worker that owns this adapter, on trainer ranks."""
+    replica_rank: int
+    rollout_rank: int
 
-    async def update_weights(  # type: ignore[override]
+    async def _server(self) -> Any:
+        """The actor of the engine's server, on the rank that calls it; None on all others."""
+        raise NotImplementedError
+
+    async def update_weights(
         self,
         weights: Iterable[tuple[str, torch.Tensor]] | RemoteUpdate,
         global_steps: int | None = None,
@@ -56,14 +68,14 @@ class SlipstreamServerAdapter(ServerAdapter):
         if isinstance(weights, RemoteUpdate):
             await self._sync_workers(weights.endpoints, weights.timeout)
         elif wire_format != "named_tensors":
-            native: Any = super().update_weights
+            native: Any = super().update_weights  # type: ignore[misc]
             return await native(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
         elif kwargs.get("peft_config") is not None and kwargs.get("base_sync_done"):
             await self._publish_adapter(list(weights), kwargs["peft_config"], global_steps)
         else:
             await self._publish(weights, global_steps)
-        if self._has_server:
-            server, timeout = self.server_handle, sync_timeout()
+        if (server := await self._server()) is not None:
+            timeout = sync_timeout()
             await answer(server.clear_kv_cache.remote(), timeout, "the engine's clear_kv_cache")
             if global_steps is not None:
                 await answer(server.set_global_steps.remote(global_steps), timeout, "the engine's set_global_steps")
@@ -81,6 +93,8 @@ class SlipstreamServerAdapter(ServerAdapter):
         self, weights: list[tuple[str, torch.Tensor]], config: dict[str, Any], step: int | None
     ) -> None:
         """verl has gathered the adapter on every rank."""
+        from slipstream.plugins.verl.adapters import Adapter
+
         if self._adapter_publisher is None:
             self._adapter_publisher = RunPublisher()
         adapter = Adapter(config, tuple((name, tuple(tensor.shape)) for name, tensor in weights))
@@ -132,9 +146,9 @@ class SlipstreamServerAdapter(ServerAdapter):
 
     async def _sync_workers(self, endpoints: list[str], timeout: float, adapter: Adapter | None = None) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""
-        if self._ensure_server_handle():
+        if (server := await self._server()) is not None:
             more = {} if adapter is None else {"adapter": adapter}
-            await self.server_handle.slipstream_sync.remote(endpoints=endpoints, timeout=timeout, **more)
+            await server.slipstream_sync.remote(endpoints=endpoints, timeout=timeout, **more)
 
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])

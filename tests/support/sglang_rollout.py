@@ -37,7 +37,7 @@ def start(folder: Path, dtype: str, tensor_parallel: int = 1, **more: Any) -> An
             "skip_tokenizer_init": True,
             "max_total_tokens": 4096,
             "max_running_requests": 8,
-            "mem_fraction_static": 0.1,
+            "mem_fraction_static": 0.8,  # of what is free; `max_total_tokens` is what counts
             "tp_size": tensor_parallel,
             "custom_weight_loader": [LOADER],
             "random_seed": 0,

@@ -1,12 +1,15 @@
-"""The engine suite on the real SGLang: a tied head in bf16 on one worker, an untied one in fp32 on two."""
+"""The engine suite on the real SGLang: a tied head in bf16 on one worker, an untied one in fp32 on two that draft."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
+import socket as socketlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang_rollout
@@ -17,7 +20,8 @@ from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
 from slipstream.core.weights.chain import ChainWriter
 from slipstream.plugins.sglang import control
-from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, encode_command
+from slipstream.plugins.sglang.drafter import engine_arguments
+from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, command_tensor, encode_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -28,12 +32,12 @@ GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 class SglangRollout:
     """A `RolloutEngine` over `sglang.Engine`."""
 
-    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int) -> None:
+    def __init__(self, folder: Path, tied: bool, dtype: str, workers: int, **more: Any) -> None:
         self._folder, self._tied, self._dtype, self.workers = folder, tied, dtype, workers
         checkpoint = tiny_qwen2.save(tiny_qwen2.build(tied, seed=99), folder / "start", tied, torch.bfloat16)
-        self.engine = sglang_rollout.start(checkpoint, dtype, workers)
+        self.engine = sglang_rollout.start(checkpoint, dtype, workers, **more)
         greedy(self.engine)  # SGLang sets up its event loop in the thread of the first call
-        self._fresh, self._second = 0, None
+        self._fresh, self.second = 0, None
 
     def sync(self, endpoint: str) -> None:
         control.synchronise(self.engine, [endpoint], 60.0)
@@ -49,14 +53,14 @@ class SglangRollout:
         self._fresh += 1
         folder = self._folder / f"fresh{self._fresh}"
         tiny_qwen2.save(weights, folder, self._tied, getattr(torch, self._dtype))
-        if self._second is None:
-            self._second = sglang_rollout.start(folder, self._dtype, self.workers)
+        if self.second is None:
+            self.second = sglang_rollout.start(folder, self._dtype, self.workers)
         else:
-            assert self._second.update_weights_from_disk(str(folder))[0]
-        return checksums(self._second), greedy(self._second)
+            assert self.second.update_weights_from_disk(str(folder))[0]
+        return checksums(self.second), greedy(self.second)
 
     def stop(self) -> None:
-        for engine in (self.engine, self._second):
+        for engine in (self.engine, self.second):
             if engine is not None:
                 engine.shutdown()
 
@@ -95,10 +99,11 @@ class SglangSuite(EngineWeightSync):
     """Parameters of one engine; subclasses are collected."""
 
     tied, dtype, workers = True, "bfloat16", 1
+    more: dict[str, Any] = {}  # noqa: RUF012
 
     @pytest.fixture(scope="class")
     def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangRollout]:
-        rollout = SglangRollout(tmp_path_factory.mktemp("sglang"), self.tied, self.dtype, self.workers)
+        rollout = SglangRollout(tmp_path_factory.mktemp("sglang"), self.tied, self.dtype, self.workers, **self.more)
         yield rollout
         rollout.stop()
 
@@ -123,6 +128,40 @@ class TestTiedBf16(SglangSuite):
         assert engine.checksums() != held
         assert publish(publisher, engine, moved, socket).seeded_workers == 0
         assert engine.checksums() == held
+
+    def test_a_command_by_broadcast(self, engine, weights, socket):
+        """For engines that are driven by `update_weights_from_distributed`, where SGLang asks no custom loader."""
+        from sglang.srt.utils.common import init_custom_process_group
+
+        publisher = Publisher(PublisherSettings(timeout=60.0, audit_every=1))
+        port, group = free_port(), {"group_name": "commands", "backend": "gloo"}
+        command = command_tensor(Sync([f"ipc://{socket}"], 60.0))
+        channel = control_channel(socket)
+        with ThreadPoolExecutor(3) as pool:
+            joined = pool.submit(
+                engine.engine.init_weights_update_group, "127.0.0.1", port, rank_offset=1, world_size=2, **group
+            )
+            ours = init_custom_process_group(
+                init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, **group
+            )  # fmt: skip
+            assert joined.result()[0]
+            try:
+                engine.engine.begin_weight_update()
+                delivered = pool.submit(publisher.sync, weights.items(), channel, engine.workers)
+                answer = pool.submit(
+                    engine.engine.update_weights_from_distributed,
+                    [COMMAND],
+                    ["uint8"],
+                    [list(command.shape)],
+                    "commands",
+                )
+                torch.distributed.broadcast(command, src=0, group=ours)
+                assert control._outcomes(*answer.result()) == [Outcome(1)]
+                assert delivered.result().audited_tensors > 0
+            finally:
+                engine.engine.end_weight_update()
+                engine.engine.destroy_weights_update_group("commands")
+                channel.close()
 
     def test_an_answer_of_sglang_itself_is_an_error(self, engine):
         """A payload that is no command, and an update outside a session: both come back as (False, message)."""
@@ -217,16 +256,38 @@ class TestTiedBf16(SglangSuite):
         assert len(written) + len(rest[0]["output_ids"]) == 200
 
 
-class TestUntiedFp32OnTwoWorkers(SglangSuite):
-    """A separate output head; each worker holds its shards, and both commit or neither."""
+class TestDraftingFp32OnTwoWorkers(SglangSuite):
+    """A separate output head; each worker holds its shards, and both commit or neither. The engine drafts, and the one
+    that its tokens are compared with does not."""
 
-    tied, dtype, workers = False, "float32", 2
+    tied, dtype, workers, more = False, "float32", 2, engine_arguments(6)
+
+    def test_drafts_change_no_token_and_history_outlives_a_flush(self, engine, weights, publisher, socket):
+        publish(publisher, engine, weights, socket)
+        long = {**GREEDY, "max_new_tokens": 100}
+        plain, drafted = [], []
+        engine.fresh_engine(weights)
+        for found, each in ((plain, engine.second), (drafted, engine.engine), (drafted, engine.engine)):
+            each.flush_cache()
+            found.append(each.generate(input_ids=PROMPTS, sampling_params=long))
+        expected = [output["output_ids"] for output in plain[0]]
+        for outputs in drafted:
+            assert [output["output_ids"] for output in outputs] == expected
+        first, again = [[output["meta_info"]["spec_verify_ct"] for output in outputs] for outputs in drafted]
+        assert all(steps < 100 for steps in first)
+        assert all(steps < 40 for steps in again), "copied from what was written before the flush"
 
 
 def control_channel(socket: str):
     from slipstream.core.weights import ZmqPublisherChannel
 
     return ZmqPublisherChannel(f"ipc://{socket}", 60.0)
+
+
+def free_port() -> int:
+    with socketlib.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def update(payload: bytes):
