@@ -19,8 +19,9 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None:
         return
+    features = enabled_features(config) | ({"events"} if config.events is not None else set())
     for feature, patch in _PATCHES[module.__name__]:
-        if feature not in enabled_features(config) and (feature != "events" or config.events is None):
+        if feature not in features:
             continue
         # What is patched here must be there: say so now, not in an AttributeError.
         broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
