@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.graph.gantt import perfetto, stage_bars
+from slipstream.core.charts import perfetto
+from slipstream.core.telemetry import LeasedStage
+from slipstream.core.telemetry.records import record_of
+from slipstream.core.telemetry.report.spans import lease_spans
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -45,7 +48,7 @@ class Outcome:
     """What differs between a run alone and in company: nothing."""
     waited: dict[str, float]
     """By run, seconds for leases."""
-    events: list[dict[str, Any]]
+    leased: list[LeasedStage]
     """Of the shared runs."""
 
     @property
@@ -118,7 +121,8 @@ def measure(folder: Path, *, steps: int = 8, tool_seconds: float = 1.5, override
         for result in together
     }
     training = (serial - sum(each.startup_seconds for each in alone), shared - min(e.startup_seconds for e in together))
-    return Outcome(serial, shared, training, different, waited, list(read_events(events)))
+    leased = [record for event in read_events(events) if isinstance(record := record_of(event), LeasedStage)]
+    return Outcome(serial, shared, training, different, waited, leased)
 
 
 def differences(first: Any, second: Any) -> list[str]:
@@ -145,7 +149,7 @@ def main() -> int:
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="slipstream-runs-"))
     outcome = measure(folder, steps=arguments.steps, tool_seconds=arguments.tool_seconds)
     trace = folder / "trace.json"
-    trace.write_bytes(perfetto(stage_bars(outcome.events)))
+    trace.write_bytes(perfetto(lease_spans(outcome.leased)))
     print(f"{os.cpu_count()} cores, one thread a process; logs in {folder}; {trace} opens in ui.perfetto.dev")
     print(f"one after the other {outcome.serial:6.1f} s, at once {outcome.shared:6.1f} s: {outcome.ratio:.2f}x")
     before, after = outcome.training

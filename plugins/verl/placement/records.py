@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.graph import DecodeCost, StageKind, StageSeconds, StepHistory, SubStageGraph, curve_of_lengths, cut
-from slipstream.core.telemetry import EventLog
+from slipstream.core.telemetry import EventLog, LeasedStage
 
 ITERATIONS_PER_REQUEST = 64
 """Assumed: an iteration of an engine takes twice as long with so many requests (`docs/graph.md`)."""
@@ -29,7 +29,6 @@ class StepRecords:
             devices: (node, device) of every GPU; the requests of a rollout are taken to be dealt to them evenly.
         """
         self.pipeline, self._workers, self._events = pipeline, len(devices), events
-        events.emit("placed", pipeline=pipeline, devices=[f"{node[:8]}/{index}" for node, index in devices])
         self.history = StepHistory()
         self._lengths: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(0)
         self._seconds: dict[str, float] = defaultdict(float)
@@ -44,8 +43,8 @@ class StepRecords:
             waited: seconds for its lease, before it began.
         """
         self._seconds[name] += seconds
-        self._events.emit(
-            "stage", pipeline=self.pipeline, step=step, stage=name, began=began, seconds=seconds, waited=waited
+        self._events.write(
+            LeasedStage(pipeline=self.pipeline, step=step, stage=name, began=began, seconds=seconds, waited=waited)
         )
 
     def lengths(self, tags: list[dict[str, Any]]) -> None:

@@ -14,7 +14,9 @@ from real_runs import measure
 
 from slipstream.core.config import ConfigError, PlacementConfig, SlipstreamConfig, parse_config
 from slipstream.core.graph import Arbiter, StageSeconds, SubStageGraph
-from slipstream.core.graph.gantt import perfetto, stage_bars
+from slipstream.core.telemetry import LeasedStage
+from slipstream.core.telemetry.records import record_of
+from slipstream.core.telemetry.report.spans import lease_spans
 from slipstream.plugins.verl.placement import trainer as placement
 from slipstream.plugins.verl.placement.overlap import FinishedGroups
 from slipstream.plugins.verl.placement.queues import own_queue
@@ -147,11 +149,9 @@ def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     stages = [event["stage"] for event in events if event["kind"] == "stage"]
     assert stages[:5] == ["start", "update_weights", "rollout", "old_log_prob", "update_actor"]
-    bars = stage_bars(events)
-    assert {bar.worker for bar in bars} == {0, 1}
-    assert [bar.kind for bar in bars if bar.worker == 0] == stages
-    assert min(bar.start for bar in bars) == 0.0
-    assert json.loads(perfetto(bars))["traceEvents"]
+    spans = lease_spans([record for event in events if isinstance(record := record_of(event), LeasedStage)])
+    assert [span.group for span in spans if "waits" not in span.name] == stages
+    assert min(span.start for span in spans) == 0.0
     graph = SubStageGraph.from_json(next(e["graph"] for e in events if e["kind"] == "sub_stages").encode())
     assert len({worker for node in graph.nodes for worker in node.workers}) == 2
 
@@ -286,12 +286,9 @@ def test_two_runs_on_one_gpu_compute_what_they_compute_alone(tmp_path):
     """fp32, seeded: one after the other on one Ray cluster, then both at once on one slot each of its only GPU."""
     outcome = measure(tmp_path, steps=3, tool_seconds=1.5)
     assert outcome.different == ()
-    stages = [event for event in outcome.events if event["kind"] == "stage"]
-    assert len({event["pipeline"] for event in stages}) == 2
+    assert len({stage.pipeline for stage in outcome.leased}) == 2
     spans = {
-        lane: sorted(
-            (e["began"], e["began"] + e["seconds"], e["pipeline"]) for e in stages if lanes(e["stage"]) == lane
-        )
+        lane: sorted((s.began, s.began + s.seconds, s.pipeline) for s in outcome.leased if lanes(s.stage) == lane)
         for lane in ("rollout", "gang")
     }
     for lane, found in spans.items():
