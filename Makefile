@@ -19,13 +19,19 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env demo test bench-sync bench-draft bench-graph bench-rollout check format clean
+.PHONY: help env env-openrlhf env-sglang demo demo-openrlhf test bench-sync bench-draft bench-graph bench-rollout check format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: ## create or update .venv (about 5 minutes the first time, then at once)
 	@$(PYTHON) env/bootstrap.py
+
+env-openrlhf: ## .venv-openrlhf: the same with the versions of packages that OpenRLHF asks for
+	@$(PYTHON) env/bootstrap.py openrlhf
+
+env-sglang: ## .venv-sglang: the same with the versions of packages that SGLang asks for
+	@$(PYTHON) env/bootstrap.py sglang
 
 demo: env ## train a small model with and without slipstream and compare (MODEL=smollm2, or a folder; ARGS=Hydra overrides)
 ifeq ($(MODEL),smollm2)
@@ -34,7 +40,13 @@ ifeq ($(MODEL),smollm2)
 endif
 	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: env ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
+demo-openrlhf: env-openrlhf ## the same with OpenRLHF in the place of verl (ARGS=its options)
+	@PYTHONPATH=tests/support:tests/support/openrlhf_cpu/stand_ins .venv-openrlhf/bin/python -m openrlhf_cpu.demo $(ARGS)
+
+# A local S3 and its client, for tests/core/weights/test_chain_s3.py only: apart, as nothing else wants Amazon's packages.
+test: env-openrlhf env-sglang ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
+	@cmp -s env/s3.lock .venv/s3/lock || { rm -rf .venv/s3; $(BIN)/python -m pip install --quiet --no-deps --no-input \
+		--disable-pip-version-check --target .venv/s3 -r env/s3.lock && cp env/s3.lock .venv/s3/lock; }
 	@$(BIN)/pytest --durations=15 --session-timeout=4500 $(PYTEST_ARGS)
 
 bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
@@ -66,5 +78,5 @@ format: env ## rewrite the sources in the project's format
 	@$(BIN)/ruff format .
 
 clean: ## remove build outputs and .venv (the shared package cache stays)
-	rm -rf .venv build dist outputs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-* build dist outputs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

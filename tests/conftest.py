@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import environments
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,12 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no recorded data at {folder} (point at it with --data DIR)")
     return folder.resolve()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if environments.environment_of(module_path):
+        return environments.ForeignFile.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,19 +5,39 @@ environment variable that carries it to the processes of a run.
 """
 
 from slipstream.core.config.errors import ConfigError
-from slipstream.core.config.node import SLIPSTREAM_NODE, from_environment, from_json, parse_config, to_json, to_mapping
-from slipstream.core.config.schema import DrafterConfig, RouterConfig, SlipstreamConfig, WeightSyncConfig
+from slipstream.core.config.node import (
+    RUN_NONCE,
+    SLIPSTREAM_NODE,
+    enabled_features,
+    from_environment,
+    from_json,
+    parse_config,
+    to_json,
+    to_mapping,
+    with_absolute_paths,
+)
+from slipstream.core.config.schema import (
+    DrafterConfig,
+    PlacementConfig,
+    RouterConfig,
+    SlipstreamConfig,
+    WeightSyncConfig,
+)
 
 __all__ = [
+    "RUN_NONCE",
     "SLIPSTREAM_NODE",
     "ConfigError",
     "DrafterConfig",
+    "PlacementConfig",
     "RouterConfig",
     "SlipstreamConfig",
     "WeightSyncConfig",
+    "enabled_features",
     "from_environment",
     "from_json",
     "parse_config",
     "to_json",
     "to_mapping",
+    "with_absolute_paths",
 ]

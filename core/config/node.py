@@ -8,15 +8,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.core import __version__
 from slipstream.core.config.errors import ConfigError, did_you_mean
 from slipstream.core.config.fields import annotations_of
 from slipstream.core.config.schema import SlipstreamConfig
 
 SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 """Name of the environment variable that carries the resolved node to every process of a run."""
+RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
+"""Environment variable that sets the sockets of one run apart from those of another on the same node."""
 
-_PLANNED = frozenset({"placement"})
 _NOT_DISCOVERED = """\
 slipstream: expected a mapping, got the plain string {value!r}.
 Hydra did not discover slipstream's search-path plugin, so it took `+slipstream={value}` as a value instead of a config
@@ -69,6 +69,26 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> SlipstreamC
     return from_json(text) if text else None
 
 
+def with_absolute_paths(config: SlipstreamConfig) -> SlipstreamConfig:
+    """Paths as seen from here: Ray's workers have folders of their own."""
+    sync = config.weight_sync
+    if sync.chain is not None and "://" not in sync.chain:
+        sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
+    events = None if config.events is None else os.path.abspath(config.events)
+    return dataclasses.replace(config, weight_sync=sync, events=events)
+
+
+def enabled_features(config: SlipstreamConfig) -> set[str]:
+    """Return the features that are switched on, by their names in the seam table."""
+    modes = {
+        "weight_sync": config.weight_sync.mode,
+        "drafter": config.drafter.mode,
+        "router": config.router.mode,
+        "placement": config.placement.mode,
+    }
+    return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
+
+
 def _build(schema: Any, node: Any) -> Any:
     """Build `schema` from a mapping, nested dataclasses first."""
     path = schema.node_path
@@ -87,11 +107,7 @@ def _build(schema: Any, node: Any) -> Any:
 
 
 def _unknown_key(path: str, key: str, known: list[str]) -> str:
-    if path == SlipstreamConfig.node_path and key in _PLANNED:
-        reason = f"not available in this version ({__version__}), remove it; "
-    else:
-        reason = f"unknown key; {did_you_mean(key, known)}"
-    return f"{path}.{key}: {reason}valid keys: {', '.join(known)}"
+    return f"{path}.{key}: unknown key; {did_you_mean(key, known)}valid keys: {', '.join(known)}"
 
 
 def _example(schema: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from slipstream.core.config.errors import ConfigError
 from slipstream.core.config.fields import above, at_least, between, convert_fields
 
 
@@ -118,6 +119,53 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
+class PlacementConfig:
+    """Whether runs that share a cluster take turns (``slipstream.placement``)."""
+
+    node_path: ClassVar[str] = "slipstream.placement"
+
+    mode: Literal["graph", "native"] = "native"
+    """``graph`` asks the cluster's arbiter for the GPUs before every stage, ``native`` takes the run to be alone."""
+
+    name: str | None = field(default=None, metadata={"expected": "a name"})
+    """Of this run, in the arbiter and in traces; None: project, experiment and a random part."""
+
+    rollout_memory: float | None = field(default=None, metadata={"expected": "a share from 0 to 1"})
+    """Share of a GPU's memory that a rollout needs; None: what the engine was configured to take."""
+
+    train_memory: float = field(default=1.0, metadata=between(0, 1))
+    """Share of a GPU's memory that log-prob and training need; below 1, a rollout of another run may go on beside them
+    if both fit."""
+
+    lease_seconds: float = field(default=60.0, metadata=above(0))
+    """A run that was not heard of for so long has died: others get its GPUs. The first run of a cluster decides."""
+
+    wait_seconds: float = field(default=10.0, metadata=above(0))
+    """An arbiter that does not answer for so long is gone; the run goes on as if it were alone, and asks again a
+    minute later."""
+
+    overlap: bool = False
+    """Compute old log-probabilities of prompt groups that have ended while the rest of the rollout goes on, where
+    rollout and trainer fit beside each other (`rollout_memory` and `train_memory`)."""
+
+    engine_threads: int | None = field(default=None, metadata={"expected": "a percentage from 1 to 100"})
+    """Share of a GPU's threads that an engine may use, in per cent, where NVIDIA's MPS runs; None: all."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        if self.engine_threads is not None and not 1 <= self.engine_threads <= 100:
+            raise ConfigError(
+                f"{self.node_path}.engine_threads: expected a percentage from 1 to 100, got {self.engine_threads}; "
+                "null sets no limit"
+            )
+        if self.rollout_memory is not None and not 0.0 <= self.rollout_memory <= 1.0:
+            raise ConfigError(
+                f"{self.node_path}.rollout_memory: expected a share from 0 to 1, got {self.rollout_memory}; "
+                "null takes actor_rollout_ref.rollout.gpu_memory_utilization"
+            )
+
+
+@dataclass(frozen=True)
 class SlipstreamConfig:
     """The whole ``slipstream`` node."""
 
@@ -131,6 +179,9 @@ class SlipstreamConfig:
 
     router: RouterConfig = field(default_factory=RouterConfig)
     """Who decides which rollout replica serves a request, and when."""
+
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Whether runs that share a cluster take turns."""
 
     events: str | None = None
     """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it

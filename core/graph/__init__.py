@@ -1,6 +1,6 @@
 """Schedules the stages of one or more training runs on shared workers: graph, costs, schedulers, simulator, arbiter."""
 
-from slipstream.core.graph.advice import Advisor, FirstComeFirstServed
+from slipstream.core.graph.advice import Advisor, FirstComeFirstServed, LongestPathFirst
 from slipstream.core.graph.arbiter import Arbiter
 from slipstream.core.graph.errors import GraphError, LeaseError, WorkloadError
 from slipstream.core.graph.history import PredictedStep, StepHistory
@@ -29,6 +29,7 @@ __all__ = [
     "Lane",
     "Lease",
     "LeaseError",
+    "LongestPathFirst",
     "MemoryFloor",
     "Pipeline",
     "PredictedStep",

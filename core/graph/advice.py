@@ -38,3 +38,13 @@ class FirstComeFirstServed:
     def share(self, request: Request) -> float:
         """Return a quarter for decode, which is bound by memory, and three quarters for compute."""
         return 0.25 if request.lane is Lane.ROLLOUT else 0.75
+
+
+class LongestPathFirst(FirstComeFirstServed):
+    """Gangs before rollouts, as the greedy rule has it, and whoever has most left to do first: the last end counts."""
+
+    def order(self, waiting: Sequence[Waiting], leases: Sequence[Lease], now: float) -> Sequence[Waiting]:
+        """Return gangs, then rollouts, each by the seconds left, the longest first; equals by age."""
+        return sorted(
+            waiting, key=lambda each: (each.request.lane is not Lane.GANG, -each.request.remaining, each.since)
+        )

@@ -34,7 +34,8 @@ class Waiting:
 class Arbiter:
     """Who runs where."""
 
-    workers: int
+    workers: int | None = None
+    """Workers are numbered from 0 to this; None where their numbers are names (`holder.worker_of`)."""
     lease_seconds: float = 60.0
     patience: int = 8
     corun: bool = True
@@ -102,6 +103,11 @@ class Arbiter:
                 directive = self._directives.get(lease)
                 if directive is not None and self._leases[lease].workers <= directive.workers:
                     del self._directives[lease]
+        self.tick(now)
+
+    def cancel(self, pipeline: str, lane: Lane, now: float) -> None:
+        """Forget a request that waits; nothing happens when there is none, or when it has been granted."""
+        self._waiting.pop((pipeline, lane), None)
         self.tick(now)
 
     def withdraw(self, pipeline: str, now: float) -> None:
@@ -227,11 +233,10 @@ class Arbiter:
         return held
 
     def _check(self, request: Request) -> None:
-        strange = [worker for worker in request.wanted if not 0 <= worker < self.workers]
-        if strange or not request.wanted:
-            raise LeaseError(
-                f"{request.pipeline}: expected workers from 0 to {self.workers - 1}, got {sorted(request.wanted)}"
-            )
+        most = None if self.workers is None else self.workers - 1
+        if not request.wanted or min(request.wanted) < 0 or (most is not None and max(request.wanted) > most):
+            some = "some workers" if most is None else f"workers from 0 to {most}"
+            raise LeaseError(f"{request.pipeline}: expected {some}, got {sorted(request.wanted)}")
         if not 1 <= request.least <= len(request.wanted):
             raise LeaseError(
                 f"{request.pipeline}: expected 1 to {len(request.wanted)} workers at least, got {request.least}"

@@ -42,6 +42,8 @@ class Request:
     """Fewer of them are of no use; a gang needs all."""
     memory: float
     """Share of each worker's memory that it needs at least."""
+    remaining: float = 0.0
+    """Seconds that the pipeline is predicted to need alone until its end; 0 when it cannot tell."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Where to look:
 """
 
 from slipstream.core.weights.channel import InProcessHub, PublisherChannel, SubscriberChannel
-from slipstream.core.weights.engine import Engine, TensorEngine
+from slipstream.core.weights.engine import Engine, ModuleEngine, TensorEngine
 from slipstream.core.weights.errors import (
     AuditMismatchError,
     EngineFailedError,
@@ -37,6 +37,7 @@ __all__ = [
     "FingerprintMismatchError",
     "InProcessHub",
     "LayoutMap",
+    "ModuleEngine",
     "Publisher",
     "PublisherChannel",
     "PublisherSettings",

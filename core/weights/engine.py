@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, Protocol
 
 import torch
-
-from slipstream.triton_kernels import as_bits
 
 
 class Engine(Protocol):
@@ -36,6 +34,50 @@ class Engine(Protocol):
 
     def checksums(self) -> dict[str, str]:
         """Checksum of the raw bytes of every parameter and buffer, by engine name."""
+
+
+class ModuleEngine:
+    """The part of an `Engine` that is the same for every engine whose model is a `torch.nn.Module`."""
+
+    @property
+    def model(self) -> Any:
+        """The model that serves now."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights live."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """The model's own loader."""
+        return self.model.load_weights(weights)
+
+    def live_storages(self) -> dict[int, int]:
+        """Data pointer to bytes of every storage under the model's parameters and buffers."""
+        storages = (tensor.untyped_storage() for _, tensor in self.tensors())
+        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of the raw bytes of every parameter and buffer, in row-major order."""
+        return {name: _sha256(tensor) for name, tensor in self.tensors()}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter and buffer, under each of its names."""
+        yield from self.model.named_parameters(remove_duplicate=False)
+        yield from self.model.named_buffers(remove_duplicate=False)
+
+
+def layer_state(layers: Iterable[torch.nn.Module]) -> list[MutableMapping[str, Any]]:
+    """Attributes, parameters and buffers of `layers` and of all below them, each once; see `Engine.derived`."""
+    modules = {id(module): module for layer in layers for module in layer.modules()}
+    return [place for m in modules.values() for place in (m.__dict__, m._parameters, m._buffers)]
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(memoryview(raw)).hexdigest()
 
 
 class TensorEngine:
@@ -80,7 +122,4 @@ class TensorEngine:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes of each, in row-major order."""
-        return {
-            name: hashlib.sha256(as_bits(tensor.contiguous()).cpu().numpy().tobytes()).hexdigest()
-            for name, tensor in self.tensors.items()
-        }
+        return {name: _sha256(tensor) for name, tensor in self.tensors.items()}

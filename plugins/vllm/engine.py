@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 
+from slipstream.core.weights.engine import ModuleEngine, layer_state
 from slipstream.plugins.vllm.cpu_experts import experts_are_unpacked
 from slipstream.triton_kernels import as_bits
 
@@ -18,21 +18,16 @@ _PLAIN_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
 """Backends of vLLM's unquantised experts that compute with `w13` and `w2` as the loader writes them."""
 
 
-class VllmEngine:
+class VllmEngine(ModuleEngine):
     """Implements `slipstream.core.weights.engine.Engine` over a live vLLM worker."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
 
     @property
-    def device(self) -> torch.device:
-        """Where the worker's weights live."""
-        device: torch.device = next(self._model.parameters()).device
-        return device
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        """The model's own loader."""
-        return self._model.load_weights(weights)
+    def model(self) -> Any:
+        """The worker's model."""
+        return self._worker.model_runner.model
 
     def finish_loading(self) -> None:
         """Rebuild what vLLM derives from loaded weights."""
@@ -41,26 +36,16 @@ class VllmEngine:
 
         config = self._worker.model_runner.vllm_config
         with set_current_vllm_config(config):
-            process_weights_after_loading(self._model, config.model_config, self.device)
+            process_weights_after_loading(self.model, config.model_config, self.device)
 
     def derived(self) -> list[MutableMapping[str, Any]]:
         """Attributes, parameters and buffers of every layer with post-load processing."""
-        layers = {id(m): m for layer in self._model.modules() if _is_transformed(layer) for m in layer.modules()}
-        return [place for m in layers.values() for place in (m.__dict__, m._parameters, m._buffers)]
-
-    def live_storages(self) -> dict[int, int]:
-        """Data pointer to bytes of every storage under the model's parameters and buffers."""
-        storages = (tensor.untyped_storage() for _, tensor in self._tensors())
-        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return layer_state(layer for layer in self.model.modules() if _is_transformed(layer))
 
     def transformed(self) -> list[torch.Tensor]:
         """Parameters of layers whose post-load processing may change the memory layout."""
-        transformed = (m for m in self._model.modules() if _is_transformed(m) or not self._keeps_experts(m))
+        transformed = (m for m in self.model.modules() if _is_transformed(m) or not self._keeps_experts(m))
         return [parameter for module in transformed for parameter in module.parameters()]
-
-    def checksums(self) -> dict[str, str]:
-        """SHA-256 of the raw bytes of every parameter and buffer, the definition vLLM's own weight checker uses."""
-        return {name: hashlib.sha256(_raw_bytes(tensor)).hexdigest() for name, tensor in self._tensors()}
 
     def _keeps_experts(self, module: torch.nn.Module) -> bool:
         """Whether vLLM's preparation leaves the experts of this layer alone, bit for bit and where they are.
@@ -87,14 +72,6 @@ class VllmEngine:
                 now.data.copy_(value)
         return kept
 
-    @property
-    def _model(self) -> Any:
-        return self._worker.model_runner.model
-
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._model.named_parameters(remove_duplicate=False)
-        yield from self._model.named_buffers(remove_duplicate=False)
-
 
 def _is_transformed(module: torch.nn.Module) -> bool:
     """Whether vLLM derives something from the module's weights after loading, in place or beside them.
@@ -119,8 +96,3 @@ def _has_plain_experts(method: Any) -> bool:
 
 def _has_experts(module: torch.nn.Module) -> bool:
     return hasattr(module, "w13_weight") and _has_plain_experts(getattr(module, "quant_method", None))
-
-
-def _raw_bytes(tensor: torch.Tensor) -> memoryview:
-    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)

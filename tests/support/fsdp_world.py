@@ -162,14 +162,14 @@ def follow(
         replicated: parameters that all ranks hold whole, and train alike.
     """
     from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
-    from slipstream.plugins.verl.publishing import VerlPublisher, all_ranks
+    from slipstream.core.weights.publishing import RunPublisher, all_ranks
     from slipstream.plugins.verl.shards import shard_source
 
     sync = {"mode": "delta", "timeout_seconds": 60, "verify_every": 1}
     os.environ[SLIPSTREAM_NODE] = to_json(parse_config({"weight_sync": sync, "events": str(folder / "events")}))
     source = shard_source(engine)
     assert source is not None
-    publisher = VerlPublisher(source)
+    publisher = RunPublisher(source)
     assert publisher.shards is source, source.obstacle()
     spared = list(engine.get_per_tensor_param()[0]) == []
     source.in_use = False  # so that verl gathers what is compared with

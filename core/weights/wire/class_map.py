@@ -107,10 +107,7 @@ def _vector_bits(n: Any, ones: Any) -> Any:
     """Expected bits of `class_codec.reference.BitVector` when the ones are spread evenly; elementwise."""
     n = np.maximum(n, 1)
     listed = np.minimum(ones, n - ones)
-    low = np.zeros(np.shape(listed), np.int64)
-    limit = 64 * (2 * n - listed)
-    while (longer := (listed > 0) & (266 * listed << low <= limit)).any():
-        low += longer
+    low = np.frexp(64 * (2 * n - listed) // np.maximum(266 * listed, 1))[1] * (listed > 0)  # bit length of the quotient
     skip = (1 - listed / n) ** (1 << low)  # that a gap reaches 2**low
     return np.where(listed > 0, listed * (low + 1 / (1 - np.minimum(skip, 1 - 1e-12))), 0.0)
 
@@ -138,11 +135,9 @@ def _bits_of_ranges(histogram: Histogram, used: NDArray[Any]) -> tuple[F64, NDAr
     possible = np.triu(np.ones(n.shape, np.bool_))
     n, k = np.where(possible, n, 0), np.where(possible, k, 0)
     elements = int(histogram.elements.sum())
-    best, orders = np.full(n.shape, np.inf), np.zeros(n.shape, np.int64)
-    for order in range(8 * histogram.width):
-        lengths = np.where(possible, ranges(histogram.lengths[:, order]), 0)
-        residual = np.where(possible, ranges(histogram.residual[:, order]), 0)
-        bits = _bits(n, k, lengths, residual, elements)
-        better = bits < best
-        best, orders = np.where(better, bits, best), np.where(better, order, orders)
-    return np.where(possible, best, np.inf), orders
+    lengths, residual = (
+        np.stack([np.where(possible, ranges(part[:, order]), 0) for order in range(8 * histogram.width)])
+        for part in (histogram.lengths, histogram.residual)
+    )
+    bits = _bits(n, k, lengths, residual, elements)  # [order, i, j]
+    return np.where(possible, bits.min(0), np.inf), bits.argmin(0)

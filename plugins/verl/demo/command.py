@@ -17,6 +17,9 @@ __all__ = ["TrainerMode", "TrainingCommand", "training_command", "training_envir
 
 TrainerMode = Literal["sync", "colocate_async", "separate_async"]
 
+OBJECT_STORE_BYTES = 300_000_000
+"""Of Ray, for one run."""
+
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 
@@ -61,6 +64,7 @@ def training_overrides(
     adam_epsilon: float = 3e-2,
     bucket_megabytes: int = 64,
     reward_path: str = "pkg://slipstream.plugins.verl.demo.reward",
+    shared_cluster: bool = False,
     overrides: Sequence[str] = (),
 ) -> list[str]:
     """Return the Hydra overrides for ``verl.trainer.main_ppo``.
@@ -89,6 +93,7 @@ def training_overrides(
         bucket_megabytes: Bucket of verl's dense weight transfer; it must hold the whole model in float32, because
             vLLM refuses a tied output head that arrives in another bucket than its embedding.
         reward_path: Module with ``compute_score``.
+        shared_cluster: The run joins a Ray cluster that is there already (:mod:`cluster`), instead of starting its own.
         overrides: Appended last, so they win.
     """
     asynchronous = trainer_mode != "sync"
@@ -153,13 +158,20 @@ def training_overrides(
         "trainer.v1.sampler.custom_sampler.path=pkg://slipstream.plugins.verl.cpu.replay_buffer",
         f"trainer.v1.sampler.custom_sampler.name={sampler}",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        # Ray counts what it is told to: bundles of 3 CPUs per trainer rank, and pretended GPUs.
-        f"ray_kwargs.ray_init.num_cpus={8 + 4 * gpus}",
-        f"+ray_kwargs.ray_init.num_gpus={gpus}",
-        "+ray_kwargs.ray_init.include_dashboard=false",
-        "+ray_kwargs.ray_init.object_store_memory=300000000",
         f"hydra.run.dir={folder / 'hydra'}",
     ]
+    if shared_cluster:
+        # Processes of the run have the environment of the cluster, and this.
+        variable = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"
+        result.append(f"{variable}={folder / 'metrics.jsonl'}")
+    else:
+        # Ray counts what it is told to: bundles of 3 CPUs per trainer rank, and pretended GPUs.
+        result += [
+            f"ray_kwargs.ray_init.num_cpus={cpus_of(gpus)}",
+            f"+ray_kwargs.ray_init.num_gpus={gpus}",
+            "+ray_kwargs.ray_init.include_dashboard=false",
+            f"+ray_kwargs.ray_init.object_store_memory={OBJECT_STORE_BYTES}",
+        ]
     if tensor_parallel == 1:
         # One process less to start; verl's default is a worker process of its own.
         result.append(f"+{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend=uni")
@@ -170,6 +182,11 @@ def training_overrides(
             "trainer.v1.separate_async.parameter_sync_step=1",
         ]
     return [*result, *overrides]
+
+
+def cpus_of(gpus: int) -> int:
+    """Return the CPUs that Ray is told of, for a run with so many pretended GPUs."""
+    return 8 + 4 * gpus
 
 
 def training_environment(folder: Path, gpus: int = 1, threads: int = 1) -> dict[str, str]:
@@ -218,6 +235,7 @@ def training_command(
     adam_epsilon: float = 3e-2,
     bucket_megabytes: int = 64,
     reward_path: str = "pkg://slipstream.plugins.verl.demo.reward",
+    shared_cluster: bool = False,
     overrides: Sequence[str] = (),
     threads: int = 1,
     python: str = sys.executable,
@@ -249,6 +267,7 @@ def training_command(
         adam_epsilon=adam_epsilon,
         bucket_megabytes=bucket_megabytes,
         reward_path=reward_path,
+        shared_cluster=shared_cluster,
         overrides=overrides,
     )
     return TrainingCommand(

@@ -26,10 +26,10 @@ from typing import Any
 
 from slipstream.plugins.verl.demo.command import TrainingCommand
 
-__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training"]
+__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training", "stop_run"]
 
 _LIBC = ctypes.CDLL(None)
-_MARK = "SLIPSTREAM_RUN_ID"
+MARK = "SLIPSTREAM_RUN_ID"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NOISE = re.compile(r"^\s*$|\(.*pid=\d+\)\s*('|\{| +')")
 _STAGES = (
@@ -140,7 +140,7 @@ def _remaining(session: int, mark: str) -> list[int]:
     Ray's agents overwrite their environment with a title, and some programs start a session of their own: neither
     sign alone is enough.
     """
-    needle = f"{_MARK}={mark}".encode()
+    needle = f"{MARK}={mark}".encode()
     result = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -165,7 +165,7 @@ def _shared_memory(pids: list[int]) -> set[Path]:
     return result
 
 
-def _stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
+def stop_run(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """End the run and everything it started: first politely, then not."""
     segments = _shared_memory(_remaining(process.pid, mark))
     if process.poll() is None:
@@ -215,6 +215,7 @@ def run_training(
     on_step: Callable[[StepMetrics], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    address: str | None = None,
 ) -> RunResult:
     """Run `command` to its end.
 
@@ -225,6 +226,7 @@ def run_training(
         on_step: Told about each step as soon as verl has logged it.
         on_stage: Told what is going on before the first step.
         cancelled: Asked several times a second; the run is ended once it returns true.
+        address: Of the Ray cluster that the run joins; None: it starts one of its own.
 
     Returns:
         The metrics of all steps.
@@ -239,15 +241,16 @@ def run_training(
     mark = uuid.uuid4().hex
     # Short, since Ray puts sockets under it and their paths have a limit; and ours, so that it can be removed.
     ray_folder = Path(tempfile.mkdtemp(prefix="slip-ray-"))
-    environment = {**os.environ, **command.env, _MARK: mark}
+    environment = {**os.environ, **command.env, MARK: mark}
     environment.pop("RAY_ADDRESS", None)
+    key, value = ("_temp_dir", ray_folder) if address is None else ("address", address)
     steps: list[StepMetrics] = []
     started = time.monotonic()
     first = started
     stage = ""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [*command.argv, f"+ray_kwargs.ray_init._temp_dir={ray_folder}"],
+            [*command.argv, f"+ray_kwargs.ray_init.{key}={value}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -276,7 +279,7 @@ def run_training(
                 on_stage(stage)
             time.sleep(0.2)
     finally:
-        _stop(process, mark, grace)
+        stop_run(process, mark, grace)
         shutil.rmtree(ray_folder, ignore_errors=True)
     if code != 0:
         raise TrainingError(f"training failed with exit code {code} after {len(steps)} steps", log)

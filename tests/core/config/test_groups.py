@@ -105,12 +105,20 @@ def test_the_router_is_a_group_of_its_own(mode):
 
 
 @pytest.mark.parametrize(
-    ("start", "weight_sync", "drafter"),
-    [("sync", "delta", "off"), ("rollout", "native", "suffix"), ("full", "delta", "suffix")],
+    ("start", "weight_sync", "drafter", "placement"),
+    [
+        ("sync", "delta", "off", "native"),
+        ("rollout", "native", "suffix", "native"),
+        ("full", "delta", "suffix", "native"),
+        ("placement", "native", "off", "graph"),
+    ],
 )
-def test_what_each_start_switches_on(start, weight_sync, drafter):
+def test_what_each_start_switches_on(start, weight_sync, drafter, placement):
     config = parse_config(compose_alone(f"+slipstream={start}").slipstream)
     assert (config.weight_sync.mode, config.drafter.mode) == (weight_sync, drafter)
+    assert config.placement.mode == placement
+    both = parse_config(compose_alone(f"+slipstream={start}", "slipstream/placement=graph").slipstream)
+    assert both.placement.mode == "graph"
     assert (
         parse_config(compose_alone(f"+slipstream={start}", "slipstream/drafter=off").slipstream).drafter.mode == "off"
     )
@@ -128,7 +136,7 @@ def test_the_native_group_spells_out_the_defaults_of_the_schema():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\trollout\n\tsync"),
+        (["+slipstream=nope"], "Available options in 'slipstream':\n\tfull\n\tplacement\n\trollout\n\tsync"),
         (["+slipstream=sync", "slipstream/weight_sync=nope"], "delta\n\tdense\n\tnative"),
         (["+slipstream=sync", "+slipstream/weight_sync=dense"], "Multiple values for slipstream/weight_sync"),
         (["+slipstream=sync", "slipstream.weight_sync.mod=delta"], "mod"),

@@ -47,11 +47,15 @@ def test_interpolations_are_resolved_against_the_whole_config():
             ["slipstream.weight_sync.mod: unknown key; did you mean 'mode'? valid keys: mode, level, snapshot"],
         ),
         ({"weight_sink": {}}, ["slipstream.weight_sink: unknown key; did you mean 'weight_sync'?"]),
-        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, drafter, router, events"]),
+        ({"zzz": 1}, ["slipstream.zzz: unknown key; valid keys: weight_sync, drafter, router, placement"]),
         ({"drafter": {"kind": "suffix"}}, ["slipstream.drafter.kind: unknown key", "valid keys: mode"]),
         ({"drafter": {"longest_draft": 65}}, ["slipstream.drafter.longest_draft: expected from 0 to 64, got 65"]),
         ({"router": {"kind": "suffix"}}, ["slipstream.router.kind: unknown key", "valid keys: mode"]),
-        ({"placement": {}}, ["slipstream.placement: not available in this version"]),
+        ({"placement": {"kind": "graph"}}, ["slipstream.placement.kind: unknown key", "valid keys: mode"]),
+        (
+            {"placement": {"rollout_memory": 1.5}},
+            ["slipstream.placement.rollout_memory: expected a share from 0 to 1, got 1.5", "gpu_memory_utilization"],
+        ),
         (
             {"weight_sync": {"mode": "dela"}},
             ["slipstream.weight_sync.mode: expected one of delta, dense, native", "'dela'", "did you mean 'delta'?"],
@@ -71,7 +75,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
         ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
         ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
-        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, events; got []"]),
+        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, placement, events; got"]),
         (None, ["slipstream: expected a mapping", "got None"]),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.core.graph import Arbiter, Directive, DirectiveKind, Lane, LeaseError, Request
+from slipstream.core.graph import Arbiter, Directive, DirectiveKind, Lane, LeaseError, LongestPathFirst, Request
 
 WORKERS = 3
 ALL = frozenset(range(WORKERS))
@@ -55,6 +55,22 @@ def test_a_rollout_and_a_gang_share_workers_but_two_of_a_kind_do_not():
     arbiter.release(beside.id, 1.0)
     assert [lease.request.pipeline for lease in arbiter.leases] == ["a", "c"]
     check(arbiter)
+
+
+def test_who_has_most_left_goes_first():
+    arbiter = Arbiter(None, advisor=LongestPathFirst())
+    held = arbiter.ask(gang("a", {1 << 50}, 1.0), 0.0)
+    assert held is not None
+    for name, left in (("short", 10.0), ("long", 90.0), ("unknown", 0.0)):
+        request = Request(name, Lane.GANG, "train", frozenset({1 << 50}), 1, 1.0, left)
+        assert arbiter.ask(request, 1.0) is None
+    rollouts = Request("r", Lane.ROLLOUT, "rollout", frozenset({1 << 50}), 1, 0.5, 1000.0)
+    assert arbiter.ask(rollouts, 1.0) is None
+    order = []
+    while arbiter.leases:
+        order.append(arbiter.leases[0].request.pipeline)
+        arbiter.release(arbiter.leases[0].id, 2.0)
+    assert order == ["a", "long", "short", "unknown", "r"]
 
 
 def test_memory_is_admitted_before_anything_starts():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fault_world import trained
@@ -12,8 +14,9 @@ from toy_engine import ToyEngine, checkpoint
 from slipstream.core.weights.chain import ChainError, ChainReader, ChainWriter
 from slipstream.core.weights.chain.store import ChainStore
 
-s3fs = pytest.importorskip("s3fs", reason="S3 needs s3fs (pip install s3fs)")
-server = pytest.importorskip("moto.server", reason="a local S3 needs moto (pip install 'moto[server]')")
+sys.path.append(str(Path(sys.prefix) / "s3"))  # where `make test` puts the packages of env/s3.lock
+s3fs = pytest.importorskip("s3fs", reason="S3 needs s3fs: `make test` installs env/s3.lock")
+server = pytest.importorskip("moto.server", reason="a local S3 needs moto: `make test` installs env/s3.lock")
 
 
 @pytest.fixture

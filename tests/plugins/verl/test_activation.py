@@ -68,7 +68,7 @@ def test_without_the_override_verl_keeps_its_own_classes(env):
 def test_with_the_node_our_classes_are_in_place():
     found = report(SLIPSTREAM_NODE=node(mode="delta"))
     assert found["loader"] == "slipstream.plugins.verl.activation"
-    assert found["adapter"] == "slipstream.plugins.verl.rollout.SlipstreamServerAdapter"
+    assert found["adapter"] == "slipstream.plugins.verl.vllm_rollout.SlipstreamServerAdapter"
     assert found["engine"] is True
     assert found["consume"] == "metrics.py"
 
@@ -123,6 +123,28 @@ def test_the_drafter_alone_leaves_the_sync_to_verl():
     assert found["adapter"] == "verl.workers.rollout.vllm_rollout.ServerAdapter"
     assert found["engine"] is False
     assert found["consume"] == "drafting.py"
+
+
+def test_placement_stands_between_the_stages_of_every_trainer_and_gives_the_run_a_queue_of_its_own():
+    code = """
+        import json
+        from verl.trainer.ppo.v1 import get_trainer_cls
+        from transfer_queue import interface
+        trainers = [get_trainer_cls(name) for name in ("sync", "colocate_async")]
+        from slipstream.plugins.verl.placement.queues import run_namespace
+        print(json.dumps({
+            "names": [each.__name__ for each in trainers],
+            "stages": [each._update_actor.__code__.co_filename.rsplit("/", 1)[-1] for each in trainers],
+            "namespace": interface.ray._namespace,
+            "expected": run_namespace(),
+        }))
+    """
+    node = json.dumps({"placement": {"mode": "graph"}})
+    found = json.loads(run(code, SLIPSTREAM_NODE=node, SLIPSTREAM_RUN_NONCE="17").stdout.strip().splitlines()[-1])
+    assert found["names"] == ["PlacedPPOTrainerSync", "PlacedPPOTrainerColocateAsync"]
+    assert found["stages"] == ["trainer.py", "trainer.py"]
+    assert found["namespace"] == found["expected"] == "transfer_queue_17"
+    assert report(SLIPSTREAM_NODE=node, SLIPSTREAM_RUN_NONCE="17")["loader"] == "verl.workers.rollout.replica"
 
 
 LOAD_REPLICA = """
@@ -263,11 +285,34 @@ ACCEPTED = {
         *("+slipstream=sync", "actor_rollout_ref.model.lora_rank=8", "trainer.v1.trainer_mode=separate_async"),
         "++actor_rollout_ref.model.lora.merge=true",
     ],
+    "SGLang": ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"],
+    "SGLang and merged adapters": [
+        *("+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.model.lora_rank=8"),
+        "++actor_rollout_ref.model.lora.merge=true",
+    ],
     "a log in a folder to be made": ["+slipstream=sync", "slipstream.events=nowhere/run.jsonl"],
 }
 REFUSED = {
     "a typo": (["+slipstream=sync", "+slipstream.weight_sync.audit_evry=1"], "did you mean 'audit_every'"),
-    "another engine": (["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=vllm"),
+    "another engine": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=trtllm"],
+        "rollout.name=vllm or sglang in this version, got trtllm",
+    ),
+    "adapters in SGLang": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.model.lora_rank=8"],
+        "rollout.name=sglang and LoRA needs actor_rollout_ref.model.lora.merge=true",
+    ),
+    "quantised SGLang": (
+        ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.quantization=fp8"],
+        "needs actor_rollout_ref.rollout.quantization=null, got fp8",
+    ),
+    "SGLang with a draft model": (
+        [
+            *("+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"),
+            *("actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_rollout=true"),
+        ],
+        "mtp.enable_rollout=false",
+    ),
     "data parallel engine": (["+slipstream=sync", "actor_rollout_ref.rollout.data_parallel_size=2"], "more replicas"),
     "pipeline parallel engine": (
         ["+slipstream=sync", "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"],

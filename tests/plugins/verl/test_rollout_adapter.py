@@ -7,15 +7,16 @@ import os
 import socket
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
+from slipstream.core.config import RUN_NONCE, SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import SyncTimeoutError
-from slipstream.core.weights.transports import bind
-from slipstream.plugins.verl.driver import RUN_NONCE
-from slipstream.plugins.verl.rollout import RemoteUpdate, SlipstreamServerAdapter
+from slipstream.core.weights.transports import bind, run_endpoints
+from slipstream.plugins.verl.rollout import RemoteUpdate
+from slipstream.plugins.verl.vllm_rollout import SlipstreamServerAdapter
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,8 @@ def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp
 
     def path(run: str) -> str:
         monkeypatch.setenv(RUN_NONCE, run * 16)
-        return adapter(Server())._socket("0-0")
+        run_endpoints._swept.clear()  # each run is a process of its own
+        return run_endpoints.run_socket("0-0")
 
     def leave(path: str, age: float) -> None:
         with socket.socket(socket.AF_UNIX) as left:
@@ -89,6 +91,12 @@ def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp
     os.utime(live, (0, 0))
     leave(killed, 3600)
     leave(young, 0)
+    foreign, link, far = (tmp_path / name for name in ("slipstream-notes.sock", "slipstream-link.sock", "elsewhere"))
+    foreign.write_text("no socket")
+    leave(str(far), 3600)
+    link.symlink_to(far)
+    for file in (foreign, link):
+        os.utime(file, (0, 0), follow_symlinks=False)
     path("12")
-    assert sorted(map(str, tmp_path.iterdir())) == sorted([live, young])
+    assert set(tmp_path.iterdir()) == {Path(live), Path(young), foreign, link, far}, "nothing but sockets of ours"
     end.close()

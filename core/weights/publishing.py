@@ -1,4 +1,4 @@
-"""A publisher as verl's trainer processes use it: settings from the node, metrics and events afterwards."""
+"""A publisher as a framework's trainer processes use it: settings from the node, metrics and events afterwards."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ import torch
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.hooks import WeightSyncFinished, WeightSyncStarted, plugins
 from slipstream.core.telemetry import event_log
-from slipstream.core.weights import (
-    Publisher,
-    PublisherChannel,
-    PublisherSettings,
-    SyncError,
-    SyncReport,
-    SyncTimeoutError,
-    TrainerShards,
-    Update,
-)
 from slipstream.core.weights.chain import ChainMirror, MirrorReport
-from slipstream.core.weights.publisher import Agree
+from slipstream.core.weights.channel import PublisherChannel
+from slipstream.core.weights.errors import SyncError, SyncTimeoutError
+from slipstream.core.weights.publisher import Agree, Publisher
+from slipstream.core.weights.trainer_shards import TrainerShards
 from slipstream.core.weights.transports import PublisherEndpoint, bind
+from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -59,7 +53,7 @@ def sync_timeout() -> float:
 
 
 class ShardSource(Protocol):
-    """A training engine that shows what each rank holds; see `shards`."""
+    """A training engine that shows what each rank holds."""
 
     in_use: bool
     """Set when weights are published from here."""
@@ -74,7 +68,7 @@ class ShardSource(Protocol):
         """Tell the other ranks what this one holds; a collective."""
 
 
-class VerlPublisher:
+class RunPublisher:
     """One stream of weights out of this trainer process."""
 
     def __init__(self, shards: ShardSource | None = None) -> None:
@@ -106,7 +100,7 @@ class VerlPublisher:
         else:
             obstacle = shards.obstacle()
         if obstacle and torch.distributed.get_rank() == 0:
-            # A warning: verl's processes do not show what is logged as information.
+            # A warning: processes of a run do not show what is logged as information.
             logger.warning("weights are gathered before they are sent: %s", obstacle)
         return not obstacle
 

@@ -13,8 +13,8 @@ from sharded_trainer import Ranks
 
 from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
 from slipstream.core.weights import InProcessHub, SyncError, SyncTimeoutError
+from slipstream.core.weights.publishing import RunPublisher
 from slipstream.core.weights.transports import Address
-from slipstream.plugins.verl.publishing import VerlPublisher
 
 
 def _weights(broken: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -36,7 +36,7 @@ def test_a_rank_that_cannot_stage_does_not_leave_the_others_waiting(monkeypatch,
         called.append(True)
 
     def run(rank: int) -> BaseException | None:
-        publish = VerlPublisher().publish(
+        publish = RunPublisher().publish(
             _weights(rank == broken_rank), InProcessHub(), 1, call_engine, step=1, agree=ranks.agree, log=False
         )
         try:
@@ -59,7 +59,7 @@ def test_a_rank_that_cannot_stage_does_not_leave_the_others_waiting(monkeypatch,
 def test_the_transport_that_was_chosen_is_the_one_that_workers_are_told(monkeypatch, tmp_path, transport):
     node = {"weight_sync": {"mode": "delta", "transport": transport}}
     monkeypatch.setenv(SLIPSTREAM_NODE, to_json(parse_config(node)))
-    end = VerlPublisher().open(f"ipc://{tmp_path}/z", same_host=True)
+    end = RunPublisher().open(f"ipc://{tmp_path}/z", same_host=True)
     assert Address.parse(end.invite()).transport == transport
     end.close()
 
@@ -72,7 +72,7 @@ def test_an_engine_that_says_nothing_ends_the_sync_and_where_to_look(monkeypatch
     async def call_engine() -> None:
         await asyncio.sleep(60)
 
-    publish = VerlPublisher().publish(
+    publish = RunPublisher().publish(
         _weights(False), InProcessHub(), 1, call_engine, step=1, agree=lambda ready: ready, log=False
     )
     with pytest.raises(SyncTimeoutError, match=r"no engine worker answered within 0\.2 s; if one .* died, its log"):
