@@ -43,7 +43,7 @@ def main() -> int:
         "Both runs use the CPU test bed of tests/support/openrlhf_cpu; docs/openrlhf.md lists what it stands in for.",
     ):
         console.print(f"* {line}", highlight=False)
-    line, well = verdict_of(comparison, syncs, expected=len(ours.steps))
+    line, well = verdict_of((comparison.equal, comparison.total), syncs, expected=len(ours.steps))
     console.print(f"[{'bold green' if well else 'bold red'}]{line}[/]")
     return 0 if well else 1
 
