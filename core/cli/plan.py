@@ -10,18 +10,22 @@ import msgspec
 from slipstream.core.graph.comparison import Comparison, compare
 from slipstream.core.graph.gantt import bars, perfetto
 from slipstream.core.graph.page import page
+from slipstream.core.graph.profile import read_profile
 from slipstream.core.graph.workload import read_workload
 
 
-def run(workload_file: Path, *, as_json: bool, html: Path | None, trace: Path | None) -> int:
+def run(workload_file: Path, *, as_json: bool, html: Path | None, trace: Path | None, profile: Path | None) -> int:
     """Print the comparison and write what was asked for; returns the exit status.
 
     Raises:
         WorkloadError: the file is not a workload.
+        GraphError: the profile is not one.
     """
     from rich.console import Console
 
     workload = read_workload(workload_file)
+    if profile is not None:
+        workload = read_profile(profile).applied(workload)
     with Console(stderr=True).status("simulating (compiles for a minute or two the first time)"):
         compared = compare(workload)
     chart = bars(workload, compared.best_run.log) if compared.best_run is not None else []

@@ -144,8 +144,20 @@ class PlacementConfig:
     """An arbiter that does not answer for so long is gone; the run goes on as if it were alone, and asks again a
     minute later."""
 
+    overlap: bool = False
+    """Compute old log-probabilities of prompt groups that have ended while the rest of the rollout goes on, where
+    rollout and trainer fit beside each other (`rollout_memory` and `train_memory`)."""
+
+    engine_threads: int | None = field(default=None, metadata={"expected": "a percentage from 1 to 100"})
+    """Share of a GPU's threads that an engine may use, in per cent, where NVIDIA's MPS runs; None: all."""
+
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.engine_threads is not None and not 1 <= self.engine_threads <= 100:
+            raise ConfigError(
+                f"{self.node_path}.engine_threads: expected a percentage from 1 to 100, got {self.engine_threads}; "
+                "null sets no limit"
+            )
         if self.rollout_memory is not None and not 0.0 <= self.rollout_memory <= 1.0:
             raise ConfigError(
                 f"{self.node_path}.rollout_memory: expected a share from 0 to 1, got {self.rollout_memory}; "

@@ -105,6 +105,11 @@ class Arbiter:
                     del self._directives[lease]
         self.tick(now)
 
+    def cancel(self, pipeline: str, lane: Lane, now: float) -> None:
+        """Forget a request that waits; nothing happens when there is none, or when it has been granted."""
+        self._waiting.pop((pipeline, lane), None)
+        self.tick(now)
+
     def withdraw(self, pipeline: str, now: float) -> None:
         """Forget a pipeline: its request and its leases."""
         for key in [key for key in self._waiting if key[0] == pipeline]:

@@ -66,6 +66,15 @@ class ArbiterServer:
         """See `Arbiter.adopt`."""
         return self._arbiter.adopt(request, workers, time.monotonic())
 
+    async def ask_now(self, request: Request) -> Lease | None:
+        """See `Arbiter.ask`; the request is forgotten when it cannot be granted now."""
+        if time.monotonic() < self._grants_from:
+            return None
+        lease = self._arbiter.ask(request, time.monotonic())
+        if lease is None:
+            self._arbiter.cancel(request.pipeline, request.lane, time.monotonic())
+        return lease
+
     async def withdraw(self, pipeline: str) -> None:
         """See `Arbiter.withdraw`."""
         self._arbiter.withdraw(pipeline, time.monotonic())
@@ -126,6 +135,11 @@ class ArbiterClient:
             if lease is not None:
                 found: Lease = lease
                 return found
+
+    def ask_now(self, request: Request) -> Lease | None:
+        """Return a lease if there are workers at this moment; without an arbiter there are not."""
+        reachable, lease = self._call("ask_now", request)
+        return lease if reachable and isinstance(lease, Lease) else None
 
     def renew(self, lease: Lease) -> Directive | None:
         """Say that the holder lives; returns what it is asked to do.

@@ -19,6 +19,11 @@ ASSUMED = (
     "workload and from assumptions (docs/graph.md), not measured here"
 )
 
+PROFILED = (
+    "simulated: costs, stage seconds and memory floors are taken from the workload, slowdowns from a profile of a "
+    "stand-in model, and from assumptions (docs/graph.md) where it has none"
+)
+
 
 class Option(msgspec.Struct, frozen=True):
     """One way to run a workload."""
@@ -90,7 +95,7 @@ def compare(workload: Workload) -> Comparison:
             best_run = run
     for name, rule in (("round robin", ROUND_ROBIN_RULE), ("threshold merge", THRESHOLD_RULE)):
         add(name, simulate(workload, rule, forecaster, group=group))
-    notes = [ASSUMED]
+    notes = [PROFILED if workload.slowdowns else ASSUMED]
     if best.name not in GRAPH_NAMES:
         notes.append(f"{best.name}: workers {', '.join(map(str, best.static.shares if best.static else ()))}")
     return Comparison(workload.name, found, best.name, best_run, notes)

@@ -87,6 +87,14 @@ class LeaseHolder:
         self.counts.update(asks=1, granted=not alone, alone=alone, shared=shared)
         return Waited(time.monotonic() - began, alone, shared)
 
+    def try_acquire(self, lane: Lane, kind: str, memory: float) -> bool:
+        """Take all workers of the pipeline if nobody has to wait for it; the arguments are those of `Request`."""
+        lease = self._client.ask_now(Request(self.pipeline, lane, kind, self.workers, len(self.workers), memory))
+        if lease is not None:
+            with self._lock:
+                self._leases[lane] = lease
+        return lease is not None
+
     def release(self, lane: Lane) -> None:
         """Give the lane's workers back; nothing happens without a lease."""
         with self._lock:

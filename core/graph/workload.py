@@ -70,6 +70,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interference: float = 1.0
     """Scale of the interference table."""
     name: str = "workload"
+    slowdowns: tuple[tuple[float | None, ...], ...] = ()
+    """Extra time by kind and kind beside it, as measured (`profile.Profile.slowdowns`); None where nothing was."""
 
     def __post_init__(self) -> None:
         """Check what types cannot say."""
@@ -106,7 +108,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def rates(self) -> Floats:
         """Progress of two kinds of load side by side, as `Interference.rates` gives it."""
-        return Interference(scale=self.interference).rates()
+        measured = np.array(self.slowdowns, dtype=np.float64) if self.slowdowns else None  # None becomes not-a-number
+        return Interference(scale=self.interference, measured=measured).rates()
 
     def _expect(self, condition: bool, message: str) -> None:
         if not condition:

@@ -18,8 +18,11 @@ from slipstream.triton_kernels import Box
 class Held(Protocol):
     """This rank's part of a checkpoint tensor."""
 
-    shape: tuple[int, ...]
-    boxes: list[Box]
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def boxes(self) -> list[Box]: ...
 
     @property
     def dtype(self) -> torch.dtype | None: ...

@@ -131,6 +131,11 @@ def _placed_trainers(module: Any, config: SlipstreamConfig) -> None:
     module.get_trainer_cls = with_placement(module.get_trainer_cls, config)
 
 
+def _limited_replica(module: Any, config: SlipstreamConfig) -> None:
+    if config.placement.engine_threads is not None:
+        _replica(module, config)
+
+
 def _own_queue(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.placement.queues import own_queue
 
@@ -140,7 +145,12 @@ def _own_queue(module: Any, config: SlipstreamConfig) -> None:
 _Patch = Callable[[Any, SlipstreamConfig], None]
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
-    "verl.workers.rollout.replica": (("weight_sync", _replica), ("drafter", _replica), ("router", _replica)),
+    "verl.workers.rollout.replica": (
+        ("weight_sync", _replica),
+        ("drafter", _replica),
+        ("router", _replica),
+        ("placement", _limited_replica),
+    ),
     "verl.checkpoint_engine.base": (("weight_sync", _checkpoint_engine),),
     "verl.trainer.ppo.v1.trainer_base": (
         ("weight_sync", _trainer),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
 import ray
 
-from slipstream.core.weights import EngineFailedError
+from slipstream.core.config import from_environment
 from slipstream.plugins.verl.adapters import Adapter
 from slipstream.plugins.verl.drafting_server import DraftingServer
 from slipstream.plugins.verl.routing.server import RoutedServer
-from slipstream.plugins.vllm.worker_extension import failures
+from slipstream.plugins.vllm.frontend import sync_workers
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 WORKER_EXTENSION = "slipstream.plugins.verl.vllm_worker.SlipstreamWorkerExtension"
@@ -39,24 +40,29 @@ class SyncedServer(ExtendedServer):
         Raises:
             EngineFailedError: with the errors of all workers that failed, or that they did not answer.
         """
-        method, more = ("slipstream_sync", {}) if adapter is None else ("slipstream_sync_adapter", {"adapter": adapter})
-        try:
-            outcomes = await self.engine.collective_rpc(
-                method=method, kwargs={"endpoints": endpoints, "timeout": timeout, **more}
-            )
-        except Exception as error:  # workers return theirs; vLLM says no more than "cancelled" where one has died
-            raise EngineFailedError(
-                f"the engine's workers did not answer the sync ({type(error).__name__}: {error}); if one of them died, "
-                "the engine's log above says why"
-            ) from error
-        if failed := failures(outcomes):
-            raise EngineFailedError("; ".join(failed))
+        if adapter is None:
+            await sync_workers(self.engine, endpoints, timeout)
+        else:
+            await sync_workers(self.engine, endpoints, timeout, "slipstream_sync_adapter", adapter=adapter)
+
+
+class LimitedServer:
+    """Mixin for verl's vLLM server actor: its engine may use a share of the GPU's threads."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = from_environment()
+        threads = None if config is None else config.placement.engine_threads
+        if threads is not None:
+            # MPS reads it when a process makes its CUDA context; those of the engine are started by this one.
+            os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
+        super().__init__(*args, **kwargs)
 
 
 _SERVERS: dict[str, tuple[type, ...]] = {
     "weight_sync": (SyncedServer,),
     "drafter": (DraftingServer, ExtendedServer),
     "router": (RoutedServer,),
+    "placement": (LimitedServer,),
 }
 
 

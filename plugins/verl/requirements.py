@@ -168,6 +168,12 @@ def _check_placement(config: Any, slipstream: SlipstreamConfig) -> None:
             f"{setting} needs trainer.v1.trainer_mode=sync or colocate_async in this version, got separate_async, "
             f"whose standalone engines never let go of their GPUs; choose one of them {off}"
         )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if slipstream.placement.overlap and correction.get("bypass_mode", False):
+        raise ConfigError(
+            "slipstream.placement.overlap=true needs algorithm.rollout_correction.bypass_mode=false, got true, with "
+            "which no log-probabilities are computed that could overlap; set one of them to false"
+        )
     if config.trainer.get("device") == "cpu":
         return
     actor = config.actor_rollout_ref.actor

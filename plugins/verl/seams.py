@@ -10,6 +10,7 @@ _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 _CLIENT = "verl.workers.rollout.llm_server"
 _LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
+_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 _TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
 
@@ -202,6 +203,12 @@ def _table() -> SeamTable:
             _place(f"{_TRAINER}.fit", "(agent_loop_manager)", "gives leases back at the end"),
             _place(f"{_TRAINER}._init_resource_pool_mgr", "()", "before workers start"),
             _place(f"{_TRAINER}.on_init_end", "()", "the first sync"),
+            _place(f"{_TRAINER}.on_train_begin", "()", "overlap"),
+            _place(
+                "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll",
+                "(partition_id, last_debug_time)",
+                "overlap",
+            ),
             _place(f"{_TRAINER}.on_step_begin", "()", "the number of the step"),
             _place(f"{_TRAINER}.on_sample_end", "()", "the engines sleep"),
             _place(f"{_TRAINER}.on_step_end", "()", "the sync that wakes the engines"),
@@ -220,6 +227,8 @@ def _table() -> SeamTable:
                 "(strategy, name, device_name)",
                 "finds the GPUs",
             ),
+            _place("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "(name, loader)", "our replica"),
+            _place(f"{_SERVER}:vLLMHttpServer", None, "our server derives from it"),
             _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
             _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),

@@ -42,6 +42,8 @@ class WorkerExtension:
     _slipstream_reader: ChainReader | None = None
     _slipstream_asleep = False
     """Whether the memory of the weights may be given back to the system."""
+    slipstream_writers: tuple[str, ...] = ("reload_weights", "load_model", "update_weights", "update_weights_from_ipc")
+    """Worker methods after which the weights are not those of the acknowledged version."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # The earliest point in the worker process, and before the model is loaded: CPU packing must be off by then.
@@ -198,7 +200,7 @@ class WorkerExtension:
 
             setattr(self, method, watched)
 
-        for method in _WRITERS:
+        for method in self.slipstream_writers:
             if hasattr(self, method):
                 watch(method, functools.partial(self._slipstream_lose, method), first=True)
         if hasattr(self, "sleep") and hasattr(self, "wake_up"):
@@ -219,10 +221,6 @@ class WorkerExtension:
     def _slipstream_wakes(self, tags: list[str] | None = None) -> None:
         if tags is None or "weights" in tags:
             self._slipstream_asleep = False
-
-
-_WRITERS = ("reload_weights", "load_model", "update_weights", "update_weights_from_ipc")
-"""Worker methods after which the weights are not those of the acknowledged version."""
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[str]:

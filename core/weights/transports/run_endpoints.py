@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import socket
+import stat
 import tempfile
 import time
 
@@ -33,12 +34,13 @@ def remove_stale_sockets(pattern: str) -> None:
     """Remove the sockets that earlier runs left on this node: Ray kills its workers, so none removes its own.
 
     Args:
-        pattern: of their paths. Those that somebody listens on stay, and those of the last minute: one that is being
-            opened refuses connections as well.
+        pattern: of their paths. What is no socket stays, so do those that somebody listens on, and those of the last
+            minute: one that is being opened refuses connections as well.
     """
     for path in glob.glob(pattern):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:  # another user's, or just removed
-            if time.time() - os.stat(path).st_mtime > _OPENING_SECONDS:
+            found = os.lstat(path)
+            if stat.S_ISSOCK(found.st_mode) and time.time() - found.st_mtime > _OPENING_SECONDS:
                 probe.settimeout(1.0)
                 try:
                     probe.connect(path)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.plugins.verl.demo.command import OBJECT_STORE_BYTES, cpus_of, training_environment
-from slipstream.plugins.verl.demo.runner import MARK, stop
+from slipstream.plugins.verl.demo.runner import MARK, stop_run
 
 __all__ = ["Cluster", "local_cluster"]
 
@@ -82,5 +82,5 @@ def local_cluster(
             time.sleep(0.2)
         yield Cluster(address, joining)
     finally:
-        stop(process, mark, 5.0)
+        stop_run(process, mark, 5.0)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -160,7 +160,11 @@ def training_overrides(
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         f"hydra.run.dir={folder / 'hydra'}",
     ]
-    if not shared_cluster:
+    if shared_cluster:
+        # Processes of the run have the environment of the cluster, and this.
+        variable = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"
+        result.append(f"{variable}={folder / 'metrics.jsonl'}")
+    else:
         # Ray counts what it is told to: bundles of 3 CPUs per trainer rank, and pretended GPUs.
         result += [
             f"ray_kwargs.ray_init.num_cpus={cpus_of(gpus)}",

@@ -9,7 +9,17 @@ from typing import Any
 
 from slipstream.plugins.verl.demo.runner import RunResult
 
-__all__ = ["NATIVE", "OVERRIDE", "Syncs", "conditions", "print_comparison", "speed"]
+__all__ = [
+    "NATIVE",
+    "OVERRIDE",
+    "Comparison",
+    "Syncs",
+    "conditions",
+    "print_comparison",
+    "print_table",
+    "speed",
+    "verdict_of",
+]
 
 NATIVE = "verl's default"
 OVERRIDE = "+slipstream=sync"
@@ -64,33 +74,63 @@ def _spread(seconds: Sequence[float]) -> float:
     return upper - lower
 
 
-def print_comparison(console: Any, native: RunResult, ours: RunResult, syncs: Syncs) -> None:
-    """Print the table of the two runs."""
+@dataclass(frozen=True)
+class Comparison:
+    """What the table says about two runs of the same training, without and with slipstream."""
+
+    native_seconds: Sequence[float]
+    """Of each sync."""
+    our_seconds: Sequence[float]
+    native_rewards: Sequence[float]
+    """Mean of each step."""
+    our_rewards: Sequence[float]
+    equal: int
+    """Responses that are the same in both runs, of `total`."""
+    total: int
+
+
+def print_table(console: Any, native: str, ours: str, found: Comparison, syncs: Syncs) -> None:
+    """Print the table of two runs under the titles `native` and `ours`."""
     from rich.table import Table
 
-    audits = [event["audit_seconds"] for event in syncs.deltas]
-    native_seconds = [step.update_weights_seconds for step in native.steps]
-    our_seconds = [step.update_weights_seconds - audit for step, audit in zip(ours.steps, audits, strict=True)]
     dense, payload = syncs.median("dense_bytes"), syncs.median("payload_bytes")
-    table = Table("", NATIVE, OVERRIDE, "ratio")
+    table = Table("", native, ours, "ratio")
     less = f"{dense / payload:.1f}x less" if payload else "nothing changed"  # no reward differed, so no gradient
     table.add_row("bytes a sync", _bytes(dense), _bytes(payload), less)
     table.add_row(
         "seconds a sync",
-        f"{statistics.median(native_seconds):.2f}",
-        f"{statistics.median(our_seconds):.2f}",
-        speed(native_seconds, our_seconds),
+        f"{statistics.median(found.native_seconds):.2f}",
+        f"{statistics.median(found.our_seconds):.2f}",
+        speed(found.native_seconds, found.our_seconds),
     )
     table.add_row("weights changed a step", "", f"{100 * syncs.changed_share:.1f} %", "")
     table.add_row(
         "reward, first to last step",
-        f"{native.rewards[0]:.2f} to {native.rewards[-1]:.2f}",
-        f"{ours.rewards[0]:.2f} to {ours.rewards[-1]:.2f}",
+        f"{found.native_rewards[0]:.2f} to {found.native_rewards[-1]:.2f}",
+        f"{found.our_rewards[0]:.2f} to {found.our_rewards[-1]:.2f}",
         "",
     )
-    same, total = _equal_responses(native, ours)
-    table.add_row("equal responses", "", f"{same} of {total}", "")
+    table.add_row("equal responses", "", f"{found.equal} of {found.total}", "")
     console.print(table)
+
+
+def compared(native: RunResult, ours: RunResult, syncs: Syncs) -> Comparison:
+    """The figures of two verl runs."""
+    audits = [event["audit_seconds"] for event in syncs.deltas]
+    same, total = _equal_responses(native, ours)
+    return Comparison(
+        native_seconds=[step.update_weights_seconds for step in native.steps],
+        our_seconds=[step.update_weights_seconds - audit for step, audit in zip(ours.steps, audits, strict=True)],
+        native_rewards=native.rewards,
+        our_rewards=ours.rewards,
+        equal=same,
+        total=total,
+    )
+
+
+def print_comparison(console: Any, native: RunResult, ours: RunResult, syncs: Syncs) -> None:
+    """Print the table of the two runs."""
+    print_table(console, NATIVE, OVERRIDE, compared(native, ours, syncs), syncs)
 
 
 def conditions(model: str | None) -> list[str]:
@@ -116,12 +156,15 @@ def verdict(native: RunResult, ours: RunResult, syncs: Syncs) -> tuple[str, bool
     Well is: every sync of the run (one seed, one a step) was audited and found equal to a dense load, and every
     response is the one that verl's default gave.
     """
-    expected = len(ours.steps) + 1
+    return verdict_of(compared(native, ours, syncs), syncs, expected=len(ours.steps) + 1)
+
+
+def verdict_of(found: Comparison, syncs: Syncs, expected: int) -> tuple[str, bool]:
+    """The same for any framework, whose run should have done `expected` syncs."""
     line = f"identical: {syncs.identical} of {expected} syncs"
-    same, total = _equal_responses(native, ours)
-    if same != total:
-        line += f"; {total - same} of {total} responses differ"
-    return line, syncs.identical == expected == len(syncs.events) and same == total
+    if found.equal != found.total:
+        line += f"; {found.total - found.equal} of {found.total} responses differ"
+    return line, syncs.identical == expected == len(syncs.events) and found.equal == found.total
 
 
 def _equal_responses(native: RunResult, ours: RunResult) -> tuple[int, int]:

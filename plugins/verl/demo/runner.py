@@ -26,7 +26,7 @@ from typing import Any
 
 from slipstream.plugins.verl.demo.command import TrainingCommand
 
-__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training"]
+__all__ = ["Rollout", "RunResult", "StepMetrics", "TrainingError", "run_training", "stop_run"]
 
 _LIBC = ctypes.CDLL(None)
 MARK = "SLIPSTREAM_RUN_ID"
@@ -165,7 +165,7 @@ def _shared_memory(pids: list[int]) -> set[Path]:
     return result
 
 
-def stop(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
+def stop_run(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """End the run and everything it started: first politely, then not."""
     segments = _shared_memory(_remaining(process.pid, mark))
     if process.poll() is None:
@@ -279,7 +279,7 @@ def run_training(
                 on_stage(stage)
             time.sleep(0.2)
     finally:
-        stop(process, mark, grace)
+        stop_run(process, mark, grace)
         shutil.rmtree(ray_folder, ignore_errors=True)
     if code != 0:
         raise TrainingError(f"training failed with exit code {code} after {len(steps)} steps", log)

@@ -13,7 +13,7 @@ from slipstream.core.telemetry import EventLog
 
 ITERATIONS_PER_REQUEST = 64
 """Assumed: an iteration of an engine takes twice as long with so many requests (`docs/graph.md`)."""
-_LOGPROB = ("reward", "old_log_prob", "ref", "values")
+_LOGPROB = ("reward", "old_log_prob", "ref", "values")  # what ran beside the rollout is part of its time
 _TRAIN = ("update_critic", "update_actor", "save_checkpoint")
 _ROLLOUT, _SYNC = "rollout", "update_weights"
 

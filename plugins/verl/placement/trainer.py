@@ -19,6 +19,13 @@ from slipstream.core.graph.arbiter_actor import ArbiterClient, start_arbiter
 from slipstream.core.graph.holder import LeaseHolder, Waited
 from slipstream.core.telemetry import event_log
 from slipstream.plugins.verl.placement.devices import devices_of, workers_of
+from slipstream.plugins.verl.placement.overlap import (
+    FinishedGroups,
+    rows_at_a_time,
+    rows_of,
+    watch,
+    whole_metrics,
+)
 from slipstream.plugins.verl.placement.records import StageClock, StepRecords
 
 _logger = logging.getLogger("slipstream")
@@ -77,7 +84,9 @@ class Placement:
         if self._holder is None or self._records is None:
             yield
             return
-        if self._holder.holds(Lane.GANG):  # a stage within a stage
+        # A stage within a stage, or verl's validation, which puts the engines to sleep for a stage: asking for a second
+        # lease while holding one could wait for itself.
+        if self._holder.holds(Lane.GANG) or self._holder.holds(Lane.ROLLOUT):
             yield
             return
         waited = self._acquire(Lane.GANG, stage, self.settings.train_memory if memory is None else memory)
@@ -86,6 +95,23 @@ class Placement:
             yield
         finally:
             self._records.stage(stage, self.step, clock.began, clock.seconds, waited.seconds)
+            self._holder.release(Lane.GANG)
+
+    @contextlib.contextmanager
+    def spare(self, stage: str) -> Iterator[bool]:
+        """Hold all devices for a stage beside this run's own rollout, if nobody has to wait for it and both fit."""
+        fits = self.rollout_memory + self.settings.train_memory <= 1.0
+        if self._holder is None or self._records is None or not fits:
+            yield False
+            return
+        if not self._holder.try_acquire(Lane.GANG, stage, self.settings.train_memory):
+            yield False
+            return
+        clock = StageClock()
+        try:
+            yield True
+        finally:
+            self._records.stage(f"{stage}_beside_rollout", self.step, clock.began, clock.seconds, 0.0)
             self._holder.release(Lane.GANG)
 
     def begin_rollout(self) -> None:
@@ -199,13 +225,14 @@ def placed(trainer: Any, slipstream: SlipstreamConfig) -> type:
             manager.create_resource_pool = create_resource_pool
 
         def on_init_end(self) -> None:
+            """verl starts its agent loops next: the sync, which wakes the engines, waits until they have work."""
             placement = self.slipstream_placement
             placement.started()
             placement.step, placement.steps = self.global_steps, self.total_training_steps
-            self._slipstream_sync(super().on_init_end)
 
         def fit(self, agent_loop_manager: Any) -> None:
             try:
+                self._slipstream_sync(super().on_init_end)
                 super().fit(agent_loop_manager)
             finally:
                 self.slipstream_placement.close()
@@ -217,6 +244,38 @@ def placed(trainer: Any, slipstream: SlipstreamConfig) -> type:
         def on_sample_end(self) -> None:
             super().on_sample_end()
             self.slipstream_placement.end_rollout()
+
+        if slipstream.placement.overlap:
+
+            def on_train_begin(self) -> None:
+                super().on_train_begin()
+                self.slipstream_finished = FinishedGroups(rows_at_a_time(self), self._slipstream_log_probs)
+                watch(self.replay_buffer, self._slipstream_look)
+
+            def _slipstream_look(self, buffer: Any) -> None:
+                """In verl's loop that waits for the rollout, which would sleep now."""
+                ended = buffer.finished_keys["train"]
+                finished = [uid for uid in buffer.prompt_global_steps["train"] if uid in ended]
+                self.slipstream_finished.look(finished, buffer.partitions["train"])
+
+            def _slipstream_log_probs(self, keys: list[str], tags: list[dict[str, Any]]) -> bool:
+                from transfer_queue import KVBatchMeta
+
+                with self.slipstream_placement.spare("old_log_prob") as granted:
+                    if granted:
+                        batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags, extra_info={})
+                        super()._compute_old_log_prob(batch, {})
+                return granted
+
+            def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+                places = self.slipstream_finished.left(batch.keys)
+                if len(places) == len(batch.keys):
+                    return super()._compute_old_log_prob(batch, metrics)
+                metrics["slipstream/placement/overlapped_rows"] = len(batch.keys) - len(places)
+                if places:
+                    super()._compute_old_log_prob(rows_of(batch, places), {})
+                metrics.update(whole_metrics(self, batch))
+                return batch
 
         def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             self.slipstream_placement.sampled(batch)
@@ -236,7 +295,7 @@ def placed(trainer: Any, slipstream: SlipstreamConfig) -> type:
             return {**super()._consume_sync_metrics(), **self.slipstream_placement.end_step()}
 
     for method, stage in _GANGS.items():
-        setattr(PlacedTrainer, method, _in_gang(getattr(trainer, method), stage))
+        setattr(PlacedTrainer, method, _in_gang(getattr(PlacedTrainer, method), stage))
     PlacedTrainer.__name__ = PlacedTrainer.__qualname__ = f"Placed{trainer.__name__}"
     return PlacedTrainer
 

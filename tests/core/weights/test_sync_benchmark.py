@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import column_shards
 import pytest
 import receiving
 import sizes
@@ -31,3 +32,11 @@ def test_many_tensors_are_staged_and_applied(counts: tuple[int, ...]):
     rows = list(receiving.many_tensors(counts, rounds=1))
     assert [row["tensors"] for row in rows] == list(counts)
     assert all(row["changes"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_column_shards_arrive_either_way(level):
+    """`measure` compares what workers decode."""
+    shards, relay = column_shards.measure(column_shards.Matrix(512, 1024, 3e-6, 4), level, rounds=1)
+    assert relay[1] <= shards[1] < 1.1 * relay[1], "bytes on the link"
+    assert all(seconds > 0 for seconds in (*shards[2::2], *relay[2:]))

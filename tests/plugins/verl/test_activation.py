@@ -125,6 +125,28 @@ def test_the_drafter_alone_leaves_the_sync_to_verl():
     assert found["consume"] == "drafting.py"
 
 
+def test_placement_stands_between_the_stages_of_every_trainer_and_gives_the_run_a_queue_of_its_own():
+    code = """
+        import json
+        from verl.trainer.ppo.v1 import get_trainer_cls
+        from transfer_queue import interface
+        trainers = [get_trainer_cls(name) for name in ("sync", "colocate_async")]
+        from slipstream.plugins.verl.placement.queues import run_namespace
+        print(json.dumps({
+            "names": [each.__name__ for each in trainers],
+            "stages": [each._update_actor.__code__.co_filename.rsplit("/", 1)[-1] for each in trainers],
+            "namespace": interface.ray._namespace,
+            "expected": run_namespace(),
+        }))
+    """
+    node = json.dumps({"placement": {"mode": "graph"}})
+    found = json.loads(run(code, SLIPSTREAM_NODE=node, SLIPSTREAM_RUN_NONCE="17").stdout.strip().splitlines()[-1])
+    assert found["names"] == ["PlacedPPOTrainerSync", "PlacedPPOTrainerColocateAsync"]
+    assert found["stages"] == ["trainer.py", "trainer.py"]
+    assert found["namespace"] == found["expected"] == "transfer_queue_17"
+    assert report(SLIPSTREAM_NODE=node, SLIPSTREAM_RUN_NONCE="17")["loader"] == "verl.workers.rollout.replica"
+
+
 LOAD_REPLICA = """
         from verl.workers.rollout.replica import RolloutReplicaRegistry
         RolloutReplicaRegistry.get("vllm")

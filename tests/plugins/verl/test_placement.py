@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from real_runs import measure
 
 from slipstream.core.config import ConfigError, PlacementConfig, SlipstreamConfig, parse_config
 from slipstream.core.graph import Arbiter, StageSeconds, SubStageGraph
 from slipstream.plugins.verl.placement import trainer as placement
+from slipstream.plugins.verl.placement.overlap import FinishedGroups
 from slipstream.plugins.verl.placement.queues import own_queue
 from slipstream.plugins.verl.placement.records import StepRecords
 from slipstream.plugins.verl.requirements import check
@@ -144,6 +147,16 @@ def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path):
     assert len({worker for node in graph.nodes for worker in node.workers}) == 2
 
 
+def test_a_stage_within_a_rollouts_lease_does_not_wait_for_itself(toy):
+    """verl's validation computes rewards on the trainer's GPUs before the rollout's lease has ended."""
+    trainer, arbiter = toy()
+    trainer.init()
+    trainer._slipstream_sync(lambda: None)
+    trainer._compute_reward_colocate(SimpleNamespace(tags=[]), {})
+    assert [lease.request.kind for lease in arbiter.leases] == ["rollout"]
+    trainer.slipstream_placement.close()
+
+
 def test_a_run_that_fails_gives_everything_back(toy):
     trainer, arbiter = toy(fail=True)
     trainer.init()
@@ -190,6 +203,36 @@ def test_every_run_has_a_transfer_queue_of_its_own(monkeypatch):
     assert [kwargs["namespace"] for _, kwargs in called] == ["transfer_queue_abc", "else", "transfer_queue_abc"]
 
 
+def test_finished_groups_are_computed_in_whole_micro_batches_and_once():
+    """Nothing is dropped: what overlap leaves, the stage computes."""
+    computed: list[list[str]] = []
+    may = [True]
+
+    def compute(keys: list[str], tags: list[dict[str, Any]]) -> bool:
+        if may[0]:
+            computed.append(keys)
+        return may[0]
+
+    groups = FinishedGroups(4, compute)
+    partition: dict[str, dict[str, Any]] = {f"{uid}_{session}_0": {} for uid in "abc" for session in (10, 2, 1)}
+    groups.look(["a"], partition)
+    assert computed == [], "three rows are no micro-batch"
+    may[0] = False
+    groups.look(["b", "a"], partition)
+    assert groups.done == set(), "somebody else has the trainer's devices"
+    may[0] = True
+    groups.look(["b", "a"], partition)
+    assert computed == [["b_1_0", "b_2_0", "b_10_0", "a_1_0"]], "in the order of the batch"
+    groups.look(["b", "a"], partition)
+    assert len(computed) == 1
+    keys = [*partition, "a_3_0", "b_3_0", "c_3_0"]
+    left = groups.left(keys)
+    assert [keys[place] for place in left] == [key for key in keys if key not in computed[0]]
+    assert groups.left(keys) == list(range(12)), "the next rollout starts anew"
+    groups.look(["b", "a"], partition)
+    assert groups.left(list(partition)) == list(range(9)), "what is left must be whole micro-batches, too"
+
+
 OFFLOAD = (
     "actor_rollout_ref.actor.fsdp_config.param_offload=true",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
@@ -209,6 +252,10 @@ def verl_config(*overrides: str) -> Any:
         ((*OFFLOAD, "actor_rollout_ref.rollout.free_cache_engine=false"), "free_cache_engine=true"),
         ((*OFFLOAD, "trainer.v1.trainer_mode=separate_async"), "sync or colocate_async"),
         ((*OFFLOAD, "trainer.use_v1=false"), "trainer.use_v1=true"),
+        (
+            (*OFFLOAD, "slipstream.placement.overlap=true", "algorithm.rollout_correction.bypass_mode=true"),
+            "bypass_mode=false",
+        ),
     ],
 )
 def test_what_cannot_share_a_gpu_is_refused(overrides, expected):
@@ -216,10 +263,40 @@ def test_what_cannot_share_a_gpu_is_refused(overrides, expected):
     with pytest.raises(ConfigError) as raised:
         check(config, parse_config(config.slipstream))
     assert expected in str(raised.value)
-    assert "slipstream/placement=native" in str(raised.value)
 
 
 @pytest.mark.parametrize("overrides", [OFFLOAD, ("trainer.device=cpu",)])
 def test_what_can_share_a_gpu_is_accepted(overrides):
     config = verl_config(*overrides)
     check(config, parse_config(config.slipstream))
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1500)
+def test_two_runs_on_one_gpu_compute_what_they_compute_alone(tmp_path):
+    """fp32, seeded: one after the other on one Ray cluster, then both at once on one slot each of its only GPU."""
+    outcome = measure(tmp_path, steps=3, tool_seconds=1.5)
+    assert outcome.different == ()
+    stages = [event for event in outcome.events if event["kind"] == "stage"]
+    assert len({event["pipeline"] for event in stages}) == 2
+    spans = {
+        lane: sorted(
+            (e["began"], e["began"] + e["seconds"], e["pipeline"]) for e in stages if lanes(e["stage"]) == lane
+        )
+        for lane in ("rollout", "gang")
+    }
+    for lane, found in spans.items():
+        for (_, end, _), (began, _, _) in itertools.pairwise(found):
+            assert began >= end - 0.05, f"two {lane} stages at a time"
+    beside = [
+        1
+        for began, end, pipeline in spans["rollout"]
+        for other_began, other_end, other in spans["gang"]
+        if pipeline != other and max(began, other_began) < min(end, other_end)
+    ]
+    assert beside, "one generated while the other one computed"
+    assert outcome.ratio > 1.0, f"one after the other {outcome.serial:.0f} s, at once {outcome.shared:.0f} s"
+
+
+def lanes(stage: str) -> str:
+    return "rollout" if stage in ("rollout", "update_weights") else "gang"

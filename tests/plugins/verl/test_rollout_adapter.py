@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,12 @@ def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp
     os.utime(live, (0, 0))
     leave(killed, 3600)
     leave(young, 0)
+    foreign, link, far = (tmp_path / name for name in ("slipstream-notes.sock", "slipstream-link.sock", "elsewhere"))
+    foreign.write_text("no socket")
+    leave(str(far), 3600)
+    link.symlink_to(far)
+    for file in (foreign, link):
+        os.utime(file, (0, 0), follow_symlinks=False)
     path("12")
-    assert sorted(map(str, tmp_path.iterdir())) == sorted([live, young])
+    assert set(tmp_path.iterdir()) == {Path(live), Path(young), foreign, link, far}, "nothing but sockets of ours"
     end.close()

@@ -1,0 +1,74 @@
+"""In the driver: check the seams, then put our actor classes where OpenRLHF looks its own up."""
+
+from __future__ import annotations
+
+import functools
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.core.config import (
+    RUN_NONCE,
+    SLIPSTREAM_NODE,
+    ConfigError,
+    SlipstreamConfig,
+    enabled_features,
+    to_json,
+    with_absolute_paths,
+)
+from slipstream.core.seams import require
+from slipstream.plugins.openrlhf.seams import seam_table
+from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
+
+
+def activate(config: SlipstreamConfig) -> None:
+    """Rebind OpenRLHF's names in this process, which must not have imported its command line yet.
+
+    Raises:
+        SeamError: OpenRLHF or vLLM does not look as expected.
+        ConfigError: Ray runs already, without slipstream's configuration.
+    """
+    features = enabled_features(config)
+    if not features:
+        return
+    for table in (seam_table(), vllm_seam_table()):
+        require(table, features, strict=config.weight_sync.strict_seams)
+    import ray
+
+    if ray.is_initialized() and SLIPSTREAM_NODE not in os.environ:
+        raise ConfigError(
+            "Ray was initialised before slipstream could give it its configuration, so its workers would run without "
+            "slipstream; let OpenRLHF call ray.init"
+        )
+    ray.init = _carrying(ray.init, config)
+    from openrlhf.trainer.ray import vllm_engine
+    from slipstream.plugins.openrlhf.engine_actor import SlipstreamRolloutActor
+
+    vllm_engine.RolloutRayActor = ray.remote(SlipstreamRolloutActor)
+    if "weight_sync" in features:
+        _weight_sync(ray.remote)
+
+
+def _weight_sync(remote: Callable[..., Any]) -> None:
+    from openrlhf.trainer import ppo_trainer, ppo_trainer_async
+    from openrlhf.trainer.ray import ppo_actor
+    from slipstream.plugins.openrlhf.policy import SlipstreamPolicyActor
+    from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
+
+    ppo_actor.PolicyModelActor = remote(num_gpus=1)(SlipstreamPolicyActor)
+    ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
+    ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
+
+
+def _carrying(init: Callable[..., Any], config: SlipstreamConfig) -> Callable[..., Any]:
+    """Wrap `ray.init`: every process of the run gets the node."""
+    node = {SLIPSTREAM_NODE: to_json(with_absolute_paths(config)), RUN_NONCE: uuid.uuid4().hex}
+
+    @functools.wraps(init)
+    def carrying(*args: Any, **kwargs: Any) -> Any:
+        runtime = dict(kwargs.pop("runtime_env", None) or {})
+        runtime["env_vars"] = {**(runtime.get("env_vars") or {}), **node}
+        return init(*args, runtime_env=runtime, **kwargs)
+
+    return carrying

@@ -1,0 +1,50 @@
+"""What slipstream needs of an OpenRLHF command line: combinations that this version cannot serve are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.telemetry import check_path
+
+
+def check(args: Any, slipstream: SlipstreamConfig) -> None:
+    """Refuse combinations that this version cannot serve, before anything starts.
+
+    Args:
+        args: OpenRLHF's arguments, as its `hierarchize` nests them.
+        slipstream: the node, parsed.
+
+    Raises:
+        ConfigError: with the option, what it needs and what to do.
+    """
+    if slipstream.events is not None:
+        check_path(slipstream.events)
+    for part, mode, off in (
+        ("router", slipstream.router.mode, "native"),
+        ("drafter", slipstream.drafter.mode, "off"),
+    ):
+        if mode != off:
+            raise ConfigError(f"--slipstream.{part} {mode}: not available for OpenRLHF in this version; remove it")
+    if slipstream.weight_sync.mode == "native":
+        return
+    # torch is slow to import
+    from slipstream.core.weights.chain import check_chain
+    from slipstream.core.weights.transports import check_transport
+
+    check_transport(slipstream.weight_sync.transport)
+    if slipstream.weight_sync.chain is not None:
+        check_chain(slipstream.weight_sync.chain)
+    setting, off = f"--slipstream.weight_sync {slipstream.weight_sync.mode}", "or use --slipstream.weight_sync native"
+    engines = args.vllm.num_engines or 0
+    if engines < 1:
+        raise ConfigError(f"{setting} needs --vllm.num_engines of 1 or more, got {engines}; add it {off}")
+    if args.ds.lora.rank > 0:
+        raise ConfigError(f"{setting} needs --ds.lora.rank 0 in this version, got {args.ds.lora.rank}; remove it {off}")
+    if args.ds.load_in_4bit:
+        raise ConfigError(f"{setting} needs weights that are not quantised, got --ds.load_in_4bit; remove it {off}")
+    if getattr(args.data, "max_images_per_prompt", 0) > 0:
+        raise ConfigError(
+            f"{setting} needs --data.max_images_per_prompt 0 in this version, got {args.data.max_images_per_prompt}; "
+            f"remove it {off}"
+        )
