@@ -17,6 +17,7 @@ def prepare() -> None:
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [*paths, *inherited])))
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"  # workers on a CPU look at one memory, one by one
     import sitecustomize  # noqa: F401  # this process started without the path
 
 
