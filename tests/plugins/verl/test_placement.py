@@ -174,6 +174,18 @@ def test_a_run_that_fails_gives_everything_back(toy):
     assert arbiter.leases == ()
 
 
+def test_a_run_that_fails_says_why_even_where_the_arbiter_is_gone(toy, monkeypatch):
+    trainer, _ = toy(fail=True)
+    trainer.init()
+
+    def gone(self: Any, pipeline: str) -> None:
+        raise ConnectionError("no Ray")
+
+    monkeypatch.setattr(FakeClient, "withdraw", gone)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.fit(None)
+
+
 def test_a_trainer_that_asks_nobody_is_warned_about_once(toy, caplog):
     trainer, _ = toy()
     trainer._consume_sync_metrics()
