@@ -174,6 +174,18 @@ def test_a_run_that_fails_gives_everything_back(toy):
     assert arbiter.leases == ()
 
 
+def test_a_run_that_cannot_start_gives_everything_back(toy):
+    trainer, arbiter = toy()
+
+    def fail(what: str) -> None:
+        raise RuntimeError("no weights")
+
+    trainer.note = fail
+    with pytest.raises(RuntimeError, match="no weights"):
+        trainer.init()
+    assert arbiter.leases == ()
+
+
 def test_a_run_that_fails_says_why_even_where_the_arbiter_is_gone(toy, monkeypatch):
     trainer, _ = toy(fail=True)
     trainer.init()
