@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.graph import DecodeCost, StageKind, StageSeconds, StepHistory, SubStageGraph, curve_of_lengths, cut
+from slipstream.core.hooks import plugins
+from slipstream.core.hooks.events import Stage
 from slipstream.core.telemetry import EventLog
 
 ITERATIONS_PER_REQUEST = 64
@@ -29,12 +31,17 @@ class StepRecords:
             devices: (node, device) of every GPU; the requests of a rollout are taken to be dealt to them evenly.
         """
         self.pipeline, self._workers, self._events = pipeline, len(devices), events
-        events.emit("placed", pipeline=pipeline, devices=[f"{node[:8]}/{index}" for node, index in devices])
+        self._devices = tuple(f"{node[:8]}/{index}" for node, index in devices)
+        events.emit("placed", pipeline=pipeline, devices=self._devices)
         self.history = StepHistory()
         self._lengths: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(0)
         self._seconds: dict[str, float] = defaultdict(float)
         self._rollout = 0.0
         self._step = 0.0
+
+    def starting(self, name: str, step: int) -> None:
+        """Tell plugins that a stage begins, which has its lease."""
+        plugins().hook.slipstream_stage_started(stage=Stage(name, step, self.pipeline, self._devices))
 
     def stage(self, name: str, step: int, began: float, seconds: float, waited: float) -> None:
         """Note a stage that has ended.
@@ -47,6 +54,7 @@ class StepRecords:
         self._events.emit(
             "stage", pipeline=self.pipeline, step=step, stage=name, began=began, seconds=seconds, waited=waited
         )
+        plugins().hook.slipstream_stage_finished(stage=Stage(name, step, self.pipeline, self._devices))
 
     def lengths(self, tags: list[dict[str, Any]]) -> None:
         """Note the tokens of each response of the rollout that has ended, from verl's tags."""

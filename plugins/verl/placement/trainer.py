@@ -92,6 +92,7 @@ class Placement:
         waited = self._acquire(Lane.GANG, stage, self.settings.train_memory if memory is None else memory)
         clock = StageClock()
         try:
+            self._records.starting(stage, self.step)
             yield
         finally:
             self._records.stage(stage, self.step, clock.began, clock.seconds, waited.seconds)
@@ -107,24 +108,28 @@ class Placement:
         if not self._holder.try_acquire(Lane.GANG, stage, self.settings.train_memory):
             yield False
             return
-        clock = StageClock()
+        clock, stage = StageClock(), f"{stage}_beside_rollout"
         try:
+            self._records.starting(stage, self.step)
             yield True
         finally:
-            self._records.stage(f"{stage}_beside_rollout", self.step, clock.began, clock.seconds, 0.0)
+            self._records.stage(stage, self.step, clock.began, clock.seconds, 0.0)
             self._holder.release(Lane.GANG)
 
     def begin_rollout(self) -> None:
-        """Wait for all devices for the engines."""
+        """Wait for all devices for the engines, which are synced next."""
         if self._holder is not None and not self._holder.holds(Lane.ROLLOUT):
             waited = self._acquire(Lane.ROLLOUT, "rollout", self.rollout_memory)
             self._rollout = (StageClock(), waited)
+        if self._records is not None:
+            self._records.starting("update_weights", self.step)
 
     def synced(self, clock: StageClock) -> None:
         """Note that the engines have their weights: the sync was the first part of the rollout's lease."""
         if self._records is not None:
             self._records.stage("update_weights", self.step, clock.began, clock.seconds, 0.0)
             if self._rollout is not None:
+                self._records.starting("rollout", self.step)
                 self._rollout = (StageClock(), self._rollout[1])
 
     def end_rollout(self) -> None:

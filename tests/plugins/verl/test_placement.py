@@ -15,6 +15,9 @@ from real_runs import measure
 from slipstream.core.config import ConfigError, PlacementConfig, SlipstreamConfig, parse_config
 from slipstream.core.graph import Arbiter, StageSeconds, SubStageGraph
 from slipstream.core.graph.gantt import perfetto, stage_bars
+from slipstream.core.hooks import SlipstreamPlugins, hookimpl
+from slipstream.core.hooks.events import Stage
+from slipstream.plugins.verl.placement import records
 from slipstream.plugins.verl.placement import trainer as placement
 from slipstream.plugins.verl.placement.overlap import FinishedGroups
 from slipstream.plugins.verl.placement.queues import own_queue
@@ -128,7 +131,22 @@ def toy(monkeypatch, tmp_path):
     return make
 
 
-def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path):
+def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path, monkeypatch):
+    told: list[tuple[str, str]] = []
+
+    class Plugin:
+        @hookimpl
+        def slipstream_stage_started(self, stage: Stage) -> None:
+            told.append(("started", stage.name))
+
+        @hookimpl
+        def slipstream_stage_finished(self, stage: Stage) -> None:
+            assert stage.workers == ("node/0", "node/1")
+            told.append(("finished", stage.name))
+
+    manager = SlipstreamPlugins()
+    manager.register(Plugin(), "listener")
+    monkeypatch.setattr(records, "plugins", lambda: manager)
     trainer, arbiter = toy()
     trainer.init()
     trainer.fit(None)
@@ -147,6 +165,14 @@ def test_a_lease_is_held_exactly_where_a_stage_needs_it(toy, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     stages = [event["stage"] for event in events if event["kind"] == "stage"]
     assert stages[:5] == ["start", "update_weights", "rollout", "old_log_prob", "update_actor"]
+    assert [name for what, name in told if what == "finished"] == stages
+    assert told[:4] == [
+        ("started", "start"),
+        ("finished", "start"),
+        ("started", "update_weights"),
+        ("finished", "update_weights"),
+    ]
+    assert sorted(name for what, name in told if what == "started") == sorted([*stages, "rollout"]), "one goes on"
     bars = stage_bars(events)
     assert {bar.worker for bar in bars} == {0, 1}
     assert [bar.kind for bar in bars if bar.worker == 0] == stages
