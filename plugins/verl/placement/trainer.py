@@ -57,11 +57,6 @@ class Placement:
         self._waited: dict[str, float] = {}
         self._warned = False
 
-    @property
-    def active(self) -> bool:
-        """Whether the devices are known, so that stages ask."""
-        return self._holder is not None
-
     def devices_found(self, devices: list[tuple[str, str]]) -> None:
         """Connect to the arbiter, and wait for all of the devices to start processes on."""
         lease = self.settings.lease_seconds
@@ -120,7 +115,7 @@ class Placement:
             self._holder.release(Lane.GANG)
 
     def begin_rollout(self) -> None:
-        """Wait for all devices for the engines."""
+        """Wait for all devices for the engines, which are synced next."""
         if self._holder is not None and not self._holder.holds(Lane.ROLLOUT):
             waited = self._acquire(Lane.ROLLOUT, "rollout", self.rollout_memory)
             self._rollout = (StageClock(), waited)
@@ -167,7 +162,7 @@ class Placement:
 
     def close(self) -> None:
         """Give everything back, however the run ends."""
-        self._start = None
+        self.started()
         if self._holder is not None:
             self._holder.close()
             self._holder = None

@@ -58,6 +58,7 @@ def test_whoever_waits_is_served_at_once(cluster):
     assert first.wait_ready(120.0)
     second = ArbiterClient(start_arbiter(), reconnect=start_arbiter)
     lease = first.ask(Request("a", Lane.GANG, "train", ALL, 2, 1.0))
+    assert second.ask_now(Request("c", Lane.GANG, "train", ALL, 2, 1.0)) is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.ask, Request("b", Lane.GANG, "train", ALL, 2, 1.0))
         time.sleep(0.5)
@@ -66,6 +67,7 @@ def test_whoever_waits_is_served_at_once(cluster):
         first.release(lease)
         beside = waiting.result(timeout=20)
     assert time.monotonic() - released < 0.5
+    assert ray.get(first.actor.pipelines.remote()) == ("b",), "who asked for something at once does not wait"
     second.withdraw(beside.request.pipeline)
     ray.kill(first.actor)
 
