@@ -71,9 +71,9 @@ def unpack(
     block: int = BLOCK,
 ) -> PackedChanges:
     """Inverse of `encode`, up to the old values; see the package."""
-    edges, orders, *field = parameters(classes, exponent)
+    edges, orders, shift, field = parameters(classes, exponent)
     sections, before = np.array([[0, data.size, n]]), np.empty(0, dtype) if old is None else old
-    return _unpack(data, sections, before, edges, orders.reshape(1, -1), *field, block).changes
+    return _unpack(data, sections, before, edges, orders.reshape(1, -1), shift, field, block).changes
 
 
 def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any, block: int = BLOCK) -> PackedUnits:

@@ -71,14 +71,14 @@ def put_tile(old: Any, start: int, stop: int, shift: int, field: int, edges: Any
 
 
 @jit
-def one_class(masks: Any, at: int, c: int) -> Any:
+def one_class(masks: Any, at: int, c: Any) -> Any:
     """The mask of class c alone, from eight masks of `put_masks`."""
     higher = masks[np.uint64(at + c + 1)] if c + 1 < LANES else np.uint64(0)
     return masks[np.uint64(at + c)] ^ higher
 
 
 @jit
-def of_class(counts: Any, c: int) -> int:
+def of_class(counts: Any, c: Any) -> int:
     """The count of class c alone, from counts of each class and those above."""
     return int(counts[c] - (counts[c + 1] if c + 1 < LANES else 0))
 
@@ -133,7 +133,7 @@ def rank_changes(
             add_masks(masks, group, counts)
             while i < last and positions[i] < at + GROUP:
                 j = np.uint64(positions[i] - at)
-                c = np.int64(table[(old[positions[i]] >> shift) & field])
+                c: Any = np.int64(table[(old[positions[i]] >> shift) & field])
                 classes[i - first] = c
                 ranks[i - first] = of_class(counts, c) - popcount(one_class(masks, group, c) >> j)
                 i += 1

@@ -183,7 +183,7 @@ def write_batch(
             new[i] = payload[i]
             storage[place] = new[i]
     for i in range(offsets.size):
-        delta += mix(base + np.int64(offsets[i])) * (np.uint64(new[i]) - np.uint64(old[i]))
+        delta += mix(int(base + np.int64(offsets[i]))) * (np.uint64(new[i]) - np.uint64(old[i]))
     return delta, bad
 
 
