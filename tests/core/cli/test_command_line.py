@@ -58,7 +58,11 @@ def slipstream(tmp_path: Path):
             (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toydist\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text("[slipstream]\ntoy = toydist_plugin\n")
             (tmp_path / "toydist_plugin.py").write_text(textwrap.dedent(plugin))
-        settings = {"PYTHONPATH": str(tmp_path), "SLIPSTREAM_DISABLE_PLUGINS": "openrlhf,sglang,verl,vllm", "COLUMNS": "200"}
+        settings = {
+            "PYTHONPATH": str(tmp_path),
+            "SLIPSTREAM_DISABLE_PLUGINS": "openrlhf,sglang,verl,vllm",
+            "COLUMNS": "200",
+        }
         done = subprocess.run(
             [sys.executable, "-m", "slipstream.core.cli", *arguments],
             capture_output=True,
