@@ -86,7 +86,7 @@ def test_what_is_no_override_is_refused(argument: str, message: str) -> None:
         (["trainer.total_training_steps=3", "hydra.verbose=true"], 3),
         (["trainer.stepz=3"], "Could not override 'trainer.stepz'"),
         (["trainer.total_training_steps=many"], "expected a whole number from 1, got 'many'"),
-        (["actor_rollout_ref.rollout.name=sglang"], "needs actor_rollout_ref.rollout.name=vllm"),
+        (["actor_rollout_ref.rollout.name=trtllm"], "needs actor_rollout_ref.rollout.name=vllm"),
     ],
 )
 def test_overrides_are_composed_with_verls_config_before_a_run(both: list[str], expected: int | str) -> None:

@@ -23,7 +23,7 @@ def main() -> int:
     with exclusive(folder):
         console.print(
             "[bold]slipstream demo[/]: real OpenRLHF REINFORCE++ (baseline) with real DeepSpeed and vLLM on this CPU, "
-            "twice with the same seed. Takes 3 to 8 minutes on two cores."
+            "twice with the same seed. Takes some minutes on two cores."
         )
         console.print(f"logs and results: {folder}", highlight=False, soft_wrap=True)
         runs = {}
