@@ -24,6 +24,10 @@ def prepare() -> None:
 def start(folder: Path, dtype: str, tensor_parallel: int = 1, **more: Any) -> Any:
     """A `sglang.Engine` of the checkpoint in `folder`."""
     prepare()
+    if tensor_parallel > 1:  # SGLang wants a memory node for each worker otherwise
+        cores = sorted(os.sched_getaffinity(0))
+        bound = [str(cores[rank % len(cores)]) for rank in range(tensor_parallel)]
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(bound)
     from sglang.srt.entrypoints.engine import Engine
 
     from slipstream.plugins.sglang.messages import LOADER

@@ -200,9 +200,7 @@ class TestTiedBf16(SglangSuite):
             from sglang.srt.managers.io_struct import GenerateReqInput
 
             requests = [GenerateReqInput(input_ids=list(prompt), sampling_params=dict(long)) for prompt in PROMPTS]
-            running = [asyncio.ensure_future(anext(manager.generate_request(each, None))) for each in requests]
-            while not any(load.num_running_reqs for load in await manager.get_loads()):
-                await asyncio.sleep(0.01)
+            running = await begun(manager, requests)
             await control.sync_workers(manager, [f"ipc://{socket}"], 60.0, weight_version="new")
             return await asyncio.gather(*running)
 
@@ -239,9 +237,7 @@ class TestTiedBf16(SglangSuite):
                 GenerateReqInput(rid=rid, input_ids=list(prompt), sampling_params=dict(long))
                 for rid, prompt in zip(ids, PROMPTS, strict=True)
             ]
-            running = [asyncio.ensure_future(anext(manager.generate_request(each, None))) for each in requests]
-            while not any(load.num_running_reqs for load in await manager.get_loads()):
-                await asyncio.sleep(0.01)
+            running = await begun(manager, requests)
             manager.abort_request(rid=ids[0])
             return await asyncio.gather(*running)
 
@@ -276,6 +272,18 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         first, again = [[output["meta_info"]["spec_verify_ct"] for output in outputs] for outputs in drafted]
         assert all(steps < 100 for steps in first)
         assert all(steps < 40 for steps in again), "copied from what was written before the flush"
+
+
+async def begun(manager, requests: list) -> list[asyncio.Future]:
+    """The answers to `requests`, which have been given their first tokens by now: with them runs one that streams."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    running = [asyncio.ensure_future(anext(manager.generate_request(each, None))) for each in requests]
+    pilot = GenerateReqInput(input_ids=[1, 2, 3], sampling_params={**GREEDY, "max_new_tokens": 3}, stream=True)
+    async for _ in manager.generate_request(pilot, None):
+        pass
+    assert not any(each.done() for each in running)
+    return running
 
 
 def control_channel(socket: str):
