@@ -1,10 +1,11 @@
 """Two real verl runs (real vLLM, the demo's model) on one pretended GPU of one local Ray cluster, on this CPU.
 
-    python benchmarks/graph/real_runs.py [--steps 6] [--tool-seconds 3] [--out FOLDER]
+    python benchmarks/graph/real_runs.py [--steps 8] [--tool-seconds 1.5] [--out FOLDER]
 
 First one run after the other, then both at once, taking turns through the arbiter; same seeds, fp32. Prints the ratio
-of the times and whether losses, rewards and responses are the same. Half of a rollout is waiting for an environment
-(`tests/support/tool_wait.py`), since two cores are busy with one run otherwise. Takes about four minutes.
+of the times and whether losses, rewards and responses are the same. Much of a rollout is waiting for an environment
+(`tests/support/tool_wait.py`), since two cores are busy with one run otherwise. Takes five minutes where nothing else
+runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slipstream.core.charts import perfetto
+from slipstream.core.telemetry import LeasedStage
+from slipstream.core.telemetry.records import record_of
+from slipstream.core.telemetry.report.spans import lease_spans
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -42,7 +48,7 @@ class Outcome:
     """What differs between a run alone and in company: nothing."""
     waited: dict[str, float]
     """By run, seconds for leases."""
-    events: list[dict[str, Any]]
+    leased: list[LeasedStage]
     """Of the shared runs."""
 
     @property
@@ -51,7 +57,7 @@ class Outcome:
         return self.serial / self.shared
 
 
-def measure(folder: Path, *, steps: int = 6, tool_seconds: float = 3.0, overrides: Sequence[str] = ()) -> Outcome:
+def measure(folder: Path, *, steps: int = 8, tool_seconds: float = 1.5, overrides: Sequence[str] = ()) -> Outcome:
     """Run everything; raises `TrainingError` where a run fails."""
     from slipstream.core.telemetry import read_events
     from slipstream.plugins.verl.demo import task
@@ -115,7 +121,8 @@ def measure(folder: Path, *, steps: int = 6, tool_seconds: float = 3.0, override
         for result in together
     }
     training = (serial - sum(each.startup_seconds for each in alone), shared - min(e.startup_seconds for e in together))
-    return Outcome(serial, shared, training, different, waited, list(read_events(events)))
+    leased = [record for event in read_events(events) if isinstance(record := record_of(event), LeasedStage)]
+    return Outcome(serial, shared, training, different, waited, leased)
 
 
 def differences(first: Any, second: Any) -> list[str]:
@@ -135,13 +142,15 @@ def differences(first: Any, second: Any) -> list[str]:
 def main() -> int:
     """Measure, print, and return 1 when nothing was gained or something differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--tool-seconds", type=float, default=3.0)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--tool-seconds", type=float, default=1.5)
     parser.add_argument("--out", type=Path, help="folder for logs and events; a temporary one by default")
     arguments = parser.parse_args()
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="slipstream-runs-"))
     outcome = measure(folder, steps=arguments.steps, tool_seconds=arguments.tool_seconds)
-    print(f"{os.cpu_count()} cores, one thread a process; logs in {folder}")
+    trace = folder / "trace.json"
+    trace.write_bytes(perfetto(lease_spans(outcome.leased)))
+    print(f"{os.cpu_count()} cores, one thread a process; logs in {folder}; {trace} opens in ui.perfetto.dev")
     print(f"one after the other {outcome.serial:6.1f} s, at once {outcome.shared:6.1f} s: {outcome.ratio:.2f}x")
     before, after = outcome.training
     print(f"without start-up    {before:6.1f} s,         {after:6.1f} s: {before / after:.2f}x")

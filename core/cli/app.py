@@ -13,10 +13,16 @@ from slipstream.core import __version__
 
 app = typer.Typer(
     help="Faster weight sync, rollout and placement for existing RL post-training runs.",
+    epilog="Exit status: 0 all is well; 1 an error, or a check that failed; 2 wrong usage; 130 interrupted.\n\n"
+    "Tab completion: slipstream --install-completion.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _examples(*lines: str) -> str:
+    """Return the end of a command's help; each line is a paragraph, or it would be joined to the one before."""
+    return "\n\n".join(["Examples:", *(f"  slipstream {line}" for line in lines)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +58,12 @@ def _options(
     """Options of every command; `main` takes ``--debug`` out of the arguments, wherever it stands."""
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "config +slipstream=sync",
+        "config trainer.total_epochs=3 +slipstream=full slipstream.weight_sync.level=2 --json",
+    )
+)
 def config(
     overrides: Annotated[
         list[str] | None,
@@ -68,7 +79,12 @@ def config(
     command.run(overrides or [], framework, config_name, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "doctor",
+        "doctor --json",
+    )
+)
 def doctor(
     plain: Annotated[bool, typer.Option("--plain", help="Print plain text without colour.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -79,7 +95,13 @@ def doctor(
     raise typer.Exit(command.run(plain=plain, as_json=as_json))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # the plugin knows what its framework takes
+@app.command(
+    context_settings={"ignore_unknown_options": True},  # the plugin knows what its framework takes
+    epilog=_examples(
+        "demo",
+        "demo --model smollm2 trainer.total_training_steps=4",
+    ),
+)
 def demo(
     arguments: Annotated[
         list[str] | None,
@@ -98,7 +120,13 @@ def demo(
     raise typer.Exit(command.run(framework, model or None, arguments or []))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # each benchmark has options of its own
+@app.command(
+    context_settings={"ignore_unknown_options": True},  # each benchmark has options of its own
+    epilog=_examples(
+        "bench sync --quick",
+        "bench rollout --data ../shared/data",
+    ),
+)
 def bench(
     area: Annotated[str, typer.Argument(help="What to measure: sync, draft, ...", show_default=False)],
     arguments: Annotated[
@@ -112,18 +140,30 @@ def bench(
     raise typer.Exit(command.run(area, arguments or []))
 
 
-@app.command("inspect")
+@app.command(
+    "inspect",
+    epilog=_examples(
+        "inspect frames.slipstream",
+        "inspect frames.slipstream --json",
+    ),
+)
 def inspect_frames(
-    file: Annotated[Path, typer.Argument(help="A frame, or a file of frames.", exists=True, dir_okay=False)],
+    file: Annotated[str, typer.Argument(help="Captured frames, a chain (folder or URL), or one step of it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in captured weight-sync frames; exit status 1 when a checksum is wrong."""
+    """Show what is in captured weight-sync frames or a chain; exit status 1 when a checksum is wrong."""
     from slipstream.core.cli import inspect as command
 
+    if "://" not in file and not Path(file).exists():
+        raise typer.BadParameter(f"{file!r} does not exist", param_hint="file")
     raise typer.Exit(command.run(file, as_json=as_json))
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "plan docs/example-workload.yaml --html plan.html --trace plan.json",
+    )
+)
 def plan(
     workload: Annotated[
         Path,
@@ -155,7 +195,12 @@ def profile(
     command.run(seconds=seconds, width=width, out=out, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "replay --groups 64",
+        "replay --workload multi_turn_long --replicas 8 --policy cache_aware --policy verl",
+    )
+)
 def replay(
     data: Annotated[
         Path | None,
@@ -183,3 +228,37 @@ def replay(
     limits = ReplicaLimits(kv_tokens, max_running)
     loaded = command.load(data, workload, groups, seed, stretch=stretch, count=count)
     command.run(loaded, policy, replicas, limits, seed, as_json=as_json)
+
+
+@app.command(
+    epilog=_examples(
+        "report outputs/2026-01-31/09-30-00",
+        "report ours.jsonl --baseline verl-metrics.jsonl -o ours.html --perfetto ours.json",
+    )
+)
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN", help="An event log (slipstream.jsonl), or a folder that has it.", show_default=False
+        ),
+    ],
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare with this run: a log, or for verl a file of trainer.logger=file.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page; default: slipstream-report.html.", show_default=False),
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Also write a trace for ui.perfetto.dev.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; a page only with --output.")] = False,
+) -> None:
+    """Show runs as one HTML page that opens offline: figures, what to do, charts."""
+    from slipstream.core.cli import report as command
+
+    raise typer.Exit(command.run(runs, baseline=baseline, output=output, perfetto=perfetto, as_json=as_json))

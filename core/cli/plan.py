@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from slipstream.core.charts import perfetto
 from slipstream.core.graph.comparison import Comparison, compare
-from slipstream.core.graph.gantt import bars, perfetto
+from slipstream.core.graph.gantt import bars, spans
 from slipstream.core.graph.page import page
 from slipstream.core.graph.profile import read_profile
 from slipstream.core.graph.workload import read_workload
@@ -32,7 +33,7 @@ def run(workload_file: Path, *, as_json: bool, html: Path | None, trace: Path | 
     if html is not None:
         html.write_text(page(f"slipstream plan: {workload.name}", _rows(compared), compared.notes, chart))
     if trace is not None:
-        trace.write_bytes(perfetto(chart))
+        trace.write_bytes(perfetto(spans(chart)))
     if as_json:
         content: dict[str, Any] = {
             "workload": workload.name,

@@ -17,6 +17,8 @@ from slipstream.core.config.node import (
     with_absolute_paths,
 )
 from slipstream.core.config.schema import (
+    AUTO_EVENTS,
+    EVENTS_FILE,
     DrafterConfig,
     PlacementConfig,
     RouterConfig,
@@ -25,6 +27,8 @@ from slipstream.core.config.schema import (
 )
 
 __all__ = [
+    "AUTO_EVENTS",
+    "EVENTS_FILE",
     "RUN_NONCE",
     "SLIPSTREAM_NODE",
     "ConfigError",

@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.core.config.errors import ConfigError, did_you_mean
 from slipstream.core.config.fields import annotations_of
-from slipstream.core.config.schema import SlipstreamConfig
+from slipstream.core.config.schema import AUTO_EVENTS, EVENTS_FILE, SlipstreamConfig
 
 SLIPSTREAM_NODE = "SLIPSTREAM_NODE"
 """Name of the environment variable that carries the resolved node to every process of a run."""
@@ -69,12 +69,19 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> SlipstreamC
     return from_json(text) if text else None
 
 
-def with_absolute_paths(config: SlipstreamConfig) -> SlipstreamConfig:
-    """Paths as seen from here: Ray's workers have folders of their own."""
+def with_absolute_paths(config: SlipstreamConfig, run_folder: str | None = None) -> SlipstreamConfig:
+    """Paths as seen from here: Ray's workers have folders of their own.
+
+    :param run_folder: the folder that the framework keeps for this run, where ``events: auto`` puts the log; None when
+        there is none, and no log.
+    """
     sync = config.weight_sync
     if sync.chain is not None and "://" not in sync.chain:
         sync = dataclasses.replace(sync, chain=os.path.abspath(sync.chain))
-    events = None if config.events is None else os.path.abspath(config.events)
+    events = config.events
+    if events == AUTO_EVENTS:
+        events = None if run_folder is None else os.path.join(run_folder, EVENTS_FILE)
+    events = None if events is None else os.path.abspath(events)
     return dataclasses.replace(config, weight_sync=sync, events=events)
 
 

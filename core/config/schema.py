@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from slipstream.core.config.errors import ConfigError
 from slipstream.core.config.fields import above, at_least, between, convert_fields
+
+AUTO_EVENTS: Final = "auto"
+"""``slipstream.events`` of a log in the folder that the framework keeps for the run."""
+EVENTS_FILE: Final = "slipstream.jsonl"
+"""Of that log."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +188,10 @@ class SlipstreamConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     """Whether runs that share a cluster take turns."""
 
-    events: str | None = None
-    """Path of the event log that the trainer's processes append to, or None for no log. A framework's adapter makes it
-    absolute where the run is started; missing folders are made."""
+    events: str | None = field(default=AUTO_EVENTS, metadata={"expected": "auto, or a path"})
+    """Path of the event log that the trainer's processes append to, or None for no log. ``auto``: ``slipstream.jsonl``
+    in the folder that the framework keeps for the run. A framework's adapter makes it absolute where the run is
+    started; missing folders are made."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -9,6 +9,9 @@ with a margin either way, so that it does not flip on noise. Both kinds of step 
 decision can be revised: soon at first, then at doubling intervals that are long enough for a probe to cost at most a
 hundredth of the time between two. The same measurements give the cost of one more verified token,
 which sets how unlikely a drafted token may be (`threshold`).
+
+A step that took far longer than others (something was compiled or captured in it, another process had the cores) counts
+as a slow one, not for what it took: a single such step would keep drafts off for tens of thousands.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ LONGEST_INTERVAL: Final = 1024
 """Of doubling; a dear probe may be farther away."""
 PROBE_SHARE: Final = 0.01
 """Most of the time that probes may cost."""
+SLOW: Final = 2.0
+"""A step counts for at most so many times what steps of its kind take, a token being worth a token."""
 
 
 @dataclass
@@ -98,13 +103,21 @@ class LoadSwitch:
             return
         load = self._loads.setdefault(_size(batch), _Load())
         least = PROBE_RATE if load.probing else RATE
+        x, y = drafted / batch, seconds / batch
         if drafted == 0:
+            if load.plain_steps:
+                load.plain = min(load.plain, SLOW * y)  # what was out of line may as well have been the first
+                y = min(y, SLOW * load.plain)
             load.plain_steps += 1
-            load.plain += max(least, 1 / load.plain_steps) * (seconds / batch - load.plain)
+            load.plain += max(least, 1 / load.plain_steps) * (y - load.plain)
         else:
+            if load.drafted_steps:
+                more = (1 + x) / (1 + load.x)
+                excess = max(1.0, load.y / (SLOW * y * max(1.0, 1 / more)))
+                load.y, load.xy = load.y / excess, load.xy / excess
+                y = min(y, SLOW * load.y * max(1.0, more))
             load.drafted_steps += 1
             rate = max(least, 1 / load.drafted_steps)
-            x, y = drafted / batch, seconds / batch
             load.x += rate * (x - load.x)
             load.y += rate * (y - load.y)
             load.xx += rate * (x * x - load.xx)

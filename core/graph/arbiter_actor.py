@@ -119,6 +119,11 @@ class ArbiterClient:
     """Returns the arbiter that has taken the place of one that died; None: there will be none."""
     _silent_until: float = field(default=0.0, init=False)
 
+    def wait_ready(self, seconds: float) -> bool:
+        """Return whether the arbiter answers; on a busy machine the process of a new one takes a while to start."""
+        reachable, _ = self._call("pipelines", seconds=seconds)
+        return reachable
+
     def ask(self, request: Request, patience_seconds: float = 5.0) -> Lease:
         """Wait for workers at a stage boundary; without an arbiter the lease is made up here and has id 0.
 

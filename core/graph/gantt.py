@@ -1,9 +1,12 @@
-"""What ran where and when: bars of a run, as a table for charts and as a trace for Perfetto."""
+"""What ran where and when: bars of a run, for charts and traces."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from slipstream.core.charts import Span
 from slipstream.core.graph.compiled.model import GANG, Floats
 from slipstream.core.graph.interference import LOADS
 from slipstream.core.graph.workload import Workload
@@ -67,30 +70,18 @@ def bars(workload: Workload, log: Floats) -> list[Bar]:
     return sorted(found, key=lambda bar: (bar.start, bar.worker))
 
 
-def perfetto(found: list[Bar]) -> bytes:
-    """Return a trace in the Chrome JSON format, which ui.perfetto.dev and chrome://tracing open: a process a worker, a
-    thread a pipeline, microseconds."""
-    pipelines = sorted({bar.pipeline for bar in found})
-    events: list[dict[str, object]] = [
-        {"ph": "M", "name": "process_name", "pid": worker, "args": {"name": f"worker {worker}"}}
-        for worker in sorted({bar.worker for bar in found})
+def spans(found: Sequence[Bar]) -> list[Span]:
+    """Return the bars for charts and traces: a row a worker, a group a pipeline, rollouts above gang stages."""
+    return [
+        Span(
+            row=f"worker {bar.worker}",
+            group=bar.pipeline,
+            name=f"{bar.kind} {bar.step}",
+            start=bar.start,
+            end=bar.end,
+            lane=int(bar.load is None),
+            strength=1.0 if bar.load is None else 0.35 + 0.65 * bar.load,
+            details={"rate": round(bar.rate, 3), **({} if bar.load is None else {"load": round(bar.load, 3)})},
+        )
+        for bar in sorted(found, key=lambda bar: (bar.worker, bar.pipeline))
     ]
-    for worker in sorted({bar.worker for bar in found}):
-        events += [
-            {"ph": "M", "name": "thread_name", "pid": worker, "tid": i, "args": {"name": name}}
-            for i, name in enumerate(pipelines)
-        ]
-    events += [
-        {
-            "ph": "X",
-            "name": f"{bar.kind} {bar.step}",
-            "cat": bar.kind,
-            "pid": bar.worker,
-            "tid": pipelines.index(bar.pipeline),
-            "ts": bar.start * 1e6,
-            "dur": (bar.end - bar.start) * 1e6,
-            "args": {"rate": round(bar.rate, 3), **({} if bar.load is None else {"load": round(bar.load, 3)})},
-        }
-        for bar in found
-    ]
-    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})

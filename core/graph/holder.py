@@ -107,7 +107,10 @@ class LeaseHolder:
         self._ended.set()
         with self._lock:
             self._leases.clear()
-        self._client.withdraw(self.pipeline)
+        try:
+            self._client.withdraw(self.pipeline)
+        except Exception as error:  # often the end of a run that failed, whose own error matters more
+            _logger.warning("slipstream: leases could not be given back, and will expire: %s", error)
 
     def _keep(self) -> None:
         while not self._ended.wait(self._renew_seconds):

@@ -9,5 +9,6 @@ BUILTIN_PLUGINS: Final[tuple[tuple[str, str], ...]] = (
     ("drafter", "slipstream.core.drafter.plugin"),
     ("graph", "slipstream.core.graph.plugin"),
     ("rollout", "slipstream.core.rollout.plugin"),
+    ("telemetry", "slipstream.core.telemetry.plugin"),
 )
 """Name and module of each built-in plugin."""

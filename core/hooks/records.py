@@ -128,3 +128,8 @@ class Framework:
     """What the framework's run checks before it starts, for ``slipstream config`` to check as well: called with the
     whole composed config and its parsed ``slipstream`` node, raises ``ConfigError`` for what the run would refuse; must
     not import the framework. None when the adapter refuses nothing."""
+
+    read_metrics: Callable[[Any], Any] | None = None
+    """Reads runs without slipstream for ``slipstream report``: called with one decoded line of the framework's own
+    metrics file, returns a ``StepFinished`` of `core.telemetry`, or None for a line that is no step; must not import
+    the framework. None when it writes no such file."""

@@ -12,6 +12,8 @@ from slipstream.core.rollout.requests import ReplicaId
 class _Served:
     answers: int = 0
     output_tokens: int = 0
+    prompt: int = 0
+    cached: int = 0
     running: float = 0.0
     """Sum of the requests in flight over the samples."""
 
@@ -78,8 +80,9 @@ class StepMeasures:
         served.answers += 1
         served.output_tokens += output_tokens
         if cached_tokens is not None:
-            totals.prompt += prompt_tokens
-            totals.cached += cached_tokens
+            for each in (totals, served):
+                each.prompt += prompt_tokens
+                each.cached += cached_tokens
             totals.recomputed += max(known_tokens - cached_tokens, 0)
 
     def take(self) -> dict[str, float]:
@@ -104,4 +107,6 @@ class StepMeasures:
             values[f"{name}/running"] = served.running / max(totals.samples, 1)
             values[f"{name}/answers"] = served.answers
             values[f"{name}/output_tokens"] = served.output_tokens
+            if served.prompt:
+                values[f"{name}/hit_rate"] = served.cached / served.prompt
         return values

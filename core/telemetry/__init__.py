@@ -1,6 +1,31 @@
-"""What a run writes down about itself."""
+"""What a run writes down about itself, and how it is read and shown."""
 
 from slipstream.core.telemetry.events import EventLog, check_path, event_log
 from slipstream.core.telemetry.reader import read_events
+from slipstream.core.telemetry.records import (
+    ChainWritten,
+    Drafting,
+    LeasedStage,
+    Routing,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    WeightSync,
+)
 
-__all__ = ["EventLog", "check_path", "event_log", "read_events"]
+__all__ = [
+    "ChainWritten",
+    "Drafting",
+    "EventLog",
+    "LeasedStage",
+    "Routing",
+    "RunStarted",
+    "StageFinished",
+    "StageStarted",
+    "StepFinished",
+    "WeightSync",
+    "check_path",
+    "event_log",
+    "read_events",
+]

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.config import AUTO_EVENTS, ConfigError, SlipstreamConfig
+from slipstream.core.telemetry.records import LogFull, Record
 
 _logger = logging.getLogger("slipstream")
 _RESERVED = frozenset({"time", "pid"})
-_FULL = "log_full"
 _TAIL = 256  # longer than the line that closes a full log
 
 
@@ -55,6 +55,14 @@ class EventLog:
         """
         if clash := (_RESERVED | {"kind"}) & fields.keys():
             raise ValueError(f"event {kind!r}: expected other field names than {sorted(clash)}; rename the field")
+        self._write(kind, fields)
+
+    def write(self, record: Record) -> None:
+        """Append one of slipstream's own records, with the current time and the process id."""
+        if self._path is not None:
+            self._write(*_parts(record))
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is None:
             return
         try:
@@ -86,7 +94,9 @@ class EventLog:
             if tail and not tail.endswith(b"\n"):  # end the line that a crash tore
                 line = b"\n" + line
             if size + len(line) > self._max_bytes - _TAIL:
-                line = (b"" if tail.endswith(b"\n") or not tail else b"\n") + _line(_FULL, {"bytes": self._max_bytes})
+                line = (b"" if tail.endswith(b"\n") or not tail else b"\n") + _line(
+                    *_parts(LogFull(bytes=self._max_bytes))
+                )
                 self._path = None
             os.write(descriptor, line)
 
@@ -99,10 +109,12 @@ class EventLog:
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that no log could be written to, without creating anything.
+    """Refuse a path that no log could be written to, without creating anything; ``auto`` passes.
 
     :raises ConfigError: naming what is in the way.
     """
+    if path == AUTO_EVENTS:
+        return
     target = os.path.abspath(path)
     folder = os.path.dirname(target)
     while not os.path.lexists(folder):
@@ -124,13 +136,21 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def event_log(config: SlipstreamConfig) -> EventLog:
-    """Return the event log of the configuration; it does nothing when ``slipstream.events`` is null."""
-    return EventLog(config.events)
+    """Return the event log of the configuration.
+
+    It does nothing when ``slipstream.events`` is null, or still ``auto``: a run without a folder of its own.
+    """
+    return EventLog(None if config.events == AUTO_EVENTS else config.events)
 
 
 def _line(kind: str, fields: dict[str, Any]) -> bytes:
     event = {"time": time.time(), "pid": os.getpid(), "kind": kind, **fields}
     return msgspec.json.encode(event, enc_hook=_plain) + b"\n"
+
+
+def _parts(record: Record) -> tuple[str, dict[str, Any]]:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__ if name not in _RESERVED}
+    return str(record.__struct_config__.tag), fields
 
 
 def _plain(value: Any) -> Any:
@@ -144,7 +164,7 @@ def _closes_log(tail: bytes) -> bool:
         event = msgspec.json.decode(last)
     except msgspec.DecodeError:
         return False
-    return isinstance(event, dict) and event.get("kind") == _FULL
+    return isinstance(event, dict) and event.get("kind") == "log_full"
 
 
 @contextlib.contextmanager

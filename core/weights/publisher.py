@@ -185,10 +185,12 @@ class Publisher:
                 {digest: link.expected(update.seed) for digest, link in used.items()},
                 {digest: link.units for digest, link in used.items()},
             )
+            apply_seconds = 0.0
             for (digest, base), group in groups.items():
                 for address in group:
                     timing = delivery.peers[address].applied
                     assert timing is not None
+                    apply_seconds = max(apply_seconds, timing.work_seconds)
                     used[digest].observe(delivery.sent[digest, base], timing, base != self._acked or update.seed)
         except BaseException as error:
             try:
@@ -239,6 +241,8 @@ class Publisher:
             audit_seconds=time.perf_counter() - delivered,
             audited_tensors=audited,
             late_workers=sum(base not in (None, acked) for base in bases.values()),
+            apply_seconds=apply_seconds,
+            layers=update.layers,
         )
 
     def refuse(self, channel: PublisherChannel, workers: int, reason: str) -> None:
@@ -260,7 +264,7 @@ class Publisher:
         if table.kinds[index] == "unused":
             return
         changes = self._snapshot.advance(index, tensor, table.dtypes[index])
-        update.changed += len(changes.positions)
+        update.count(table.specs[index].name, len(changes.positions), tensor.numel())
         self._history.record(index, changes, tensor.numel())
         for link in self._links.values():
             link.stage(index, changes)

@@ -12,14 +12,14 @@ import torch
 
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.core.hooks import WeightSyncFinished, WeightSyncStarted, plugins
-from slipstream.core.telemetry import event_log
+from slipstream.core.telemetry import ChainWritten, WeightSync, event_log
 from slipstream.core.weights.chain import ChainMirror, MirrorReport
 from slipstream.core.weights.channel import PublisherChannel
 from slipstream.core.weights.errors import SyncError, SyncTimeoutError
 from slipstream.core.weights.publisher import Agree, Publisher
 from slipstream.core.weights.trainer_shards import TrainerShards
 from slipstream.core.weights.transports import PublisherEndpoint, bind
-from slipstream.core.weights.update import PublisherSettings, SyncReport, Update
+from slipstream.core.weights.update import PublisherSettings, SyncReport, Update, merged_layers
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -199,7 +199,7 @@ class RunPublisher:
             raise SyncTimeoutError(f"{error}; if one of the engine's workers died, its log above says why") from error
         await answer(engine, self.timeout, "the engine's workers hold the update, but their call")
         if log:
-            self._events.emit("weight_sync", step=step, **asdict(report))
+            self._events.write(WeightSync(step=step, **asdict(report)))
             plugins().hook.slipstream_after_weight_sync(event=_finished(report))
         last_metrics.clear()
         last_metrics.update(sync_metrics(report))
@@ -222,7 +222,7 @@ class RunPublisher:
 
     def _note_chain(self, report: MirrorReport) -> None:
         self._chain_failures += bool(report.error)
-        self._events.emit("chain", **asdict(report))
+        self._events.write(ChainWritten(**asdict(report)))
 
     def _deliver(self, update: Update, channel: PublisherChannel, workers: int, agree: Agree) -> SyncReport:
         """Deliver; with several publishing ranks, report what all of them did together."""
@@ -281,12 +281,20 @@ def together(reports: Sequence[SyncReport]) -> SyncReport:
     for report in reports[1:]:
         added = {name: getattr(total, name) + getattr(report, name) for name in _ADD_UP}
         slowest = {name: max(getattr(total, name), getattr(report, name)) for name in _LARGEST}
-        total = replace(total, **added, **slowest)
+        total = replace(total, **added, **slowest, layers=merged_layers(total.layers, report.layers))
     return total
 
 
 _ADD_UP = ("payload_bytes", "dense_bytes", "changed_elements", "total_elements")
-_LARGEST = ("stage_seconds", "deliver_seconds", "audit_seconds", "seeded_workers", "late_workers", "level")
+_LARGEST = (
+    "stage_seconds",
+    "deliver_seconds",
+    "apply_seconds",
+    "audit_seconds",
+    "seeded_workers",
+    "late_workers",
+    "level",
+)
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
@@ -297,6 +305,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
         "seconds": seconds,
         "stage_seconds": report.stage_seconds,
         "deliver_seconds": report.deliver_seconds,
+        "apply_seconds": report.apply_seconds,
         "payload_mbytes": report.payload_bytes / 1e6,
         "dense_mbytes": report.dense_bytes / 1e6,
         "changed_share": report.changed_elements / max(1, report.total_elements),

@@ -160,6 +160,7 @@ class Transaction:
         applied = UnitsApplied(self._places, units, changes)
         self._undo.append(applied)
         if write_parts(applied, 0, len(applied.parts)):
+            applied.undo()
             raise CorruptFrameError(
                 f"{self._name(int(units[0]))}, or one of {units.size - 1} units after it: {MOVED_OUT}"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -40,7 +42,37 @@ class Update:
     layouts: frozenset[str] = frozenset()
     """Digests of the layouts that its changes were encoded for."""
     changed: int = 0
+    layers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(changed elements, elements) by layer, as far as it is staged; empty for a seed."""
     seconds: float = 0.0
+
+    def count(self, name: str, changed: int, elements: int) -> None:
+        """Count the changes of a checkpoint tensor."""
+        self.changed += changed
+        layer = layer_of(name)
+        before = self.layers.get(layer, (0, 0))
+        self.layers[layer] = (before[0] + changed, before[1] + elements)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def layer_of(name: str) -> str:
+    """Return what a checkpoint tensor belongs to: its name up to the first number, or without its last part.
+
+    For example ``model.layers.3`` for all experts of that layer, ``model.embed_tokens``, ``lm_head``.
+    """
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
+    return ".".join(parts[: number + 1] if number is not None else parts[:-1] or parts)
+
+
+def merged_layers(*layers: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Return the changes by layer of several senders that hold parts of the same checkpoint."""
+    total: dict[str, tuple[int, int]] = {}
+    for each in layers:
+        for name, (changed, elements) in each.items():
+            before = total.get(name, (0, 0))
+            total[name] = (before[0] + changed, before[1] + elements)
+    return total
 
 
 @dataclass(frozen=True)
@@ -73,3 +105,7 @@ class SyncReport:
     """Engine tensors compared with a dense load and found equal; 0 when this sync was not audited."""
     late_workers: int = 0
     """Workers that had missed earlier syncs and were sent all changes since then."""
+    apply_seconds: float = 0.0
+    """Decoding and writing on the slowest worker; part of `deliver_seconds`."""
+    layers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(changed elements, elements) of each layer, in the order of the checkpoint; empty for a seed."""

@@ -15,6 +15,8 @@ _started: set[tuple[torch.dtype, torch.dtype, int]] = set()
 _lock = threading.Lock()
 _NAME = "slipstream-warm-up"
 """Of its threads."""
+_PATIENCE = 600.0
+"""Seconds; a compiler that shares two cores with fourteen processes took more than 60."""
 _leaving = threading.Event()
 
 
@@ -75,7 +77,7 @@ def _run(trainer: torch.dtype, engine: torch.dtype, level: int) -> None:
         weight[::3, 1::5] *= 1 + 0.01 * version
         hub = InProcessHub()
         end = hub.connect("warm-up")
-        worker = threading.Thread(target=subscriber.sync, args=([end], 60.0), name=_NAME, daemon=True)
+        worker = threading.Thread(target=subscriber.sync, args=([end], _PATIENCE), name=_NAME, daemon=True)
         worker.start()
         publisher.sync([("weight", weight.to(trainer))], hub, workers=1)
         worker.join()

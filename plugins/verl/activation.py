@@ -19,8 +19,9 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None:
         return
+    features = enabled_features(config) | ({"events"} if config.events is not None else set())
     for feature, patch in _PATCHES[module.__name__]:
-        if feature not in enabled_features(config):
+        if feature not in features:
             continue
         # What is patched here must be there: say so now, not in an AttributeError.
         broken = require(seam_table(), {feature}, {module.__name__}, strict=config.weight_sync.strict_seams)
@@ -110,7 +111,7 @@ def _agent_loop(module: Any, config: SlipstreamConfig) -> None:
 def _router_metrics(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.routing.manager import with_router_metrics
 
-    module.PPOTrainer._consume_sync_metrics = with_router_metrics(module.PPOTrainer._consume_sync_metrics)
+    module.PPOTrainer._consume_sync_metrics = with_router_metrics(module.PPOTrainer._consume_sync_metrics, config)
 
 
 def _drafter_metrics(module: Any, config: SlipstreamConfig) -> None:
@@ -123,6 +124,18 @@ def _groups(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.drafting import in_groups
 
     module.AgentLoopWorker._run_agent_loop = in_groups(module.AgentLoopWorker._run_agent_loop)
+
+
+def _stages(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import in_stages
+
+    module.marked_timer = in_stages(module.marked_timer)
+
+
+def _steps(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import noted
+
+    noted(module.PPOTrainer, module.Tracking, config)
 
 
 def _placed_trainers(module: Any, config: SlipstreamConfig) -> None:
@@ -157,7 +170,12 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
         ("placement", _placed_trainers),
+        ("events", _steps),
+        ("events", _stages),
     ),
+    "verl.trainer.ppo.v1.trainer_sync": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_colocate_async": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_separate_async": (("events", _stages),),
     "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),

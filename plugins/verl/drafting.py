@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from slipstream.core.config import SlipstreamConfig
-from slipstream.core.telemetry import event_log
+from slipstream.core.telemetry import Drafting, event_log
 from slipstream.plugins.vllm.drafter import GROUP
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ReplicaDrafters:
             totals.update(replica)
         values = drafter_metrics(totals, self._before, len(replicas))
         self._before = totals
-        self._events.emit("drafter", step=step, **values)
+        self._events.write(Drafting.from_metrics(step, values))
         return {f"slipstream/drafter/{name}": value for name, value in values.items()}
 
     def _exchange(self, servers: Sequence[Any]) -> None:

@@ -65,12 +65,19 @@ def _carrying(get_ppo_ray_runtime_env: Any) -> Any:
         if node is not None:
             slipstream = parse_config(node)
             _check_seams(slipstream)
-            slipstream = with_absolute_paths(slipstream)
+            slipstream = with_absolute_paths(slipstream, _run_folder())
             env["env_vars"][SLIPSTREAM_NODE] = to_json(slipstream)
             env["env_vars"][RUN_NONCE] = uuid.uuid4().hex
         return env
 
     return runtime_env
+
+
+def _run_folder() -> str | None:
+    """Where Hydra keeps the configuration and the log of this run; None for a driver that Hydra did not start."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return str(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
 
 
 def _check_ray() -> None:

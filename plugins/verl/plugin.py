@@ -24,6 +24,12 @@ def _check_config(config: Any, slipstream: SlipstreamConfig) -> None:
     check(config, slipstream)
 
 
+def _read_metrics(line: Any) -> Any:
+    from slipstream.plugins.verl.telemetry import step_of
+
+    return step_of(line)
+
+
 @hookimpl
 def slipstream_frameworks() -> Iterable[Framework]:
     """verl."""
@@ -34,4 +40,5 @@ def slipstream_frameworks() -> Iterable[Framework]:
         demo=_demo,
         hydra_config=HYDRA_CONFIG,
         check_config=_check_config,
+        read_metrics=_read_metrics,
     )

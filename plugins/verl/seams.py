@@ -10,6 +10,7 @@ _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 _CLIENT = "verl.workers.rollout.llm_server"
 _LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
+_TRAINER_MODULE = "verl.trainer.ppo.v1.trainer"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 _TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _ENGINE = "verl.checkpoint_engine.base:CheckpointEngine"
@@ -25,6 +26,10 @@ def _route(target: str, signature: str | None, note: str) -> Seam:
 
 def _draft(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "drafter", signature, note)
+
+
+def _note(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "events", signature, note)
 
 
 def _place(target: str, signature: str | None, note: str) -> Seam:
@@ -196,6 +201,15 @@ def _table() -> SeamTable:
                 "the group of a request",
             ),
             _draft("verl.trainer.ppo.v1.trainer_base:PPOTrainer._consume_sync_metrics", "()", "after every step"),
+            _note("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
+            _note("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
+            _note(f"{_TRAINER_MODULE}_base:PPOTrainer.__init__", "(config)", "a run begins"),
+            _note(f"{_TRAINER_MODULE}_base:PPOTrainer.step", "(metrics, timing_raw)", "which step it is"),
+            *(
+                _note(f"{_TRAINER_MODULE}_{mode}:marked_timer", "(name, timing_raw, ...)", "when a stage ran")
+                for mode in ("base", "sync", "colocate_async", "separate_async")
+            ),
+            _note(f"{_TRAINER_MODULE}_base:Tracking.log", "(data, step, ...)", "the metrics of a step"),
             _place("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
             _place("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
             _place("verl.trainer.ppo.v1.trainer_base:get_trainer_cls", "(name)", "our trainers derive from verl's"),
@@ -232,5 +246,5 @@ def _table() -> SeamTable:
             _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
             _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),
-        switch_off={"drafter": "slipstream/drafter=off"},
+        switch_off={"drafter": "slipstream/drafter=off", "events": "slipstream.events=null"},
     )

@@ -63,6 +63,22 @@ def test_any_bits(raw: list[int], kind: torch.dtype) -> None:
     assert cast_extract(master, weights).positions.numel() == 0
 
 
+@pytest.mark.parametrize("compresses", [False, True])
+@pytest.mark.parametrize("density", [0.03, 0.1])
+def test_crowded_tiles_are_listed_with_and_without_compressing(
+    density: float, compresses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fallback of LLVM's stands in where the processor has no such instruction."""
+    monkeypatch.setattr(cpu, "COMPRESSES", compresses)
+    master = torch.randn(5 * cpu.TILE + 77, generator=torch.Generator().manual_seed(1)) * 0.02
+    weights = changed_copy(master.bfloat16(), density)
+    twin = weights.clone()
+    changes = cast_extract(master, weights)
+    expected = reference.cast_extract(as_bits(master), as_bits(twin), False)
+    assert all(torch.equal(a, b) for a, b in zip(changes, expected, strict=True))
+    assert torch.equal(as_bits(weights), as_bits(twin))
+
+
 def test_threads_and_full_segments_keep_order(monkeypatch: pytest.MonkeyPatch) -> None:
     master = torch.randn(40_000)
     weights = changed_copy(master.to(torch.bfloat16), 0.5)

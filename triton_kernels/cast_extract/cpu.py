@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -26,6 +26,13 @@ from .rounding import CastChanges
 
 LEAST = 1 << 20  # elements a thread takes at least
 TILE = 2048  # what it rounds before it looks for changes; stays in the first-level cache
+
+HALF = 32
+"""Elements that `move_half` takes: one register of AVX-512."""
+CROWDED = TILE // 25
+"""Changes of a tile from which on compressing every half group is quicker than going from change to change."""
+COMPRESSES = bool(binding.get_host_cpu_features().get("avx512vbmi2"))
+"""Whether the processor compresses vectors by a mask in one instruction."""
 
 _NONE, _ONE, _TOP = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
 
@@ -90,6 +97,73 @@ def _rounding_mask(to_half: Any) -> Any:
     return rounding_mask
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def move_half(
+    typingctx: Any,
+    mask: Any,
+    rounded: Any,
+    place: Any,
+    weights: Any,
+    at: Any,
+    found: Any,
+    old: Any,
+    places: Any,
+    to: Any,
+) -> Any:
+    """List what changed of 32 elements, then write them all (what did not change, as it was).
+
+    For the k-th set bit j of the low 32 of `mask`: places[to + k] = at + j; found[to + k] = rounded[place + j];
+    old[to + k] = weights[at + j]. Up to 32 entries are written whatever the mask.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        half, flags = ir.VectorType(ir.IntType(16), HALF), ir.VectorType(ir.IntType(1), HALF)
+
+        def pointer(k: int, index: Any, vector: Any) -> Any:
+            array = context.make_array(signature.args[k])(context, builder, args[k])
+            first = cgutils.get_item_pointer(context, builder, signature.args[k], array, [index], wraparound=False)
+            return builder.bitcast(first, vector.as_pointer())
+
+        kind = ir.FunctionType(half, [half, flags, half])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.experimental.vector.compress.v32i16")
+        chosen = builder.bitcast(builder.trunc(args[0], ir.IntType(HALF)), flags)
+        after, before = builder.load(pointer(1, args[2], half)), builder.load(pointer(3, args[4], half))
+        after.align = before.align = 2
+        numbers = ir.Constant(half, list(range(HALF)))
+        moved = [builder.call(function, [x, chosen, ir.Constant(half, ir.Undefined)]) for x in (after, before, numbers)]
+        builder.store(moved[0], pointer(5, args[8], half)).align = 2
+        builder.store(moved[1], pointer(6, args[8], half)).align = 2
+        wide = ir.VectorType(ir.IntType(64), 8)
+        one = builder.insert_element(ir.Constant(wide, ir.Undefined), args[4], ir.Constant(ir.IntType(32), 0))
+        first = builder.shuffle_vector(
+            one, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        )
+        for k in range(0, HALF, 8):
+            order = ir.Constant(ir.VectorType(ir.IntType(32), 8), list(range(k, k + 8)))
+            eight = builder.zext(builder.shuffle_vector(moved[2], moved[2], order), wide)
+            index = builder.add(args[8], ir.Constant(ir.IntType(64), k))
+            builder.store(builder.add(eight, first), pointer(7, index, wide)).align = 8
+        builder.store(after, pointer(3, args[4], half)).align = 2
+        return context.get_dummy_value()
+
+    signature = types.void(types.uint64, rounded, types.intp, weights, types.intp, found, old, places, types.intp)
+    return signature, codegen
+
+
+@jit
+def list_crowded(weights: Any, at: int, rounded: Any, masks: Any, found: Any, count: int) -> int:
+    """List and write the changes of a whole tile at `at`, from `count` on in `found`; returns where they end.
+
+    for each half group: `move_half`. Behind the changes up to 32 entries of `found` are overwritten.
+    """
+    positions, values, old_values = found
+    for place in range(0, TILE, HALF):
+        mask = masks[np.uint64(place // GROUP)] >> np.uint64(place % GROUP) & np.uint64(0xFFFFFFFF)
+        move_half(mask, rounded, place, weights, at + place, values, old_values, positions, count)
+        count += popcount(mask)
+    return count
+
+
 bf16_mask, fp16_mask = _rounding_mask(_to_bf16), _rounding_mask(_to_fp16)
 
 
@@ -98,6 +172,7 @@ def scan(
     master: NDArray[Any],
     weights: NDArray[Any],
     half: bool,
+    compresses: bool,
     start: int,
     stop: int,
     positions: NDArray[np.int64],
@@ -111,13 +186,14 @@ def scan(
             (nothing waits for the outcome, so that many cache misses are under way)
         as often as masks have bits: j = lowest bit of the current mask, and without a branch on to the next mask that
             has any; emit (group + j, rounded[j], weights[group + j]); write it
+        (with `compresses`, a crowded tile goes to `list_crowded`)
 
     Returns (next, count): [start, next) is done and gave `count` changes; next < stop means: call again from there.
     """
     count = 0
     at = start
     rounded, masks = np.empty(TILE, np.uint16), np.zeros(64, np.uint64)
-    while at < stop and count + TILE <= positions.size:
+    while at < stop and count + TILE + HALF <= positions.size:
         source, target, first = master, weights, at
         if at + TILE > stop:
             source, target, first = np.zeros(TILE, np.uint32), np.zeros(TILE, np.uint16), 0
@@ -133,6 +209,11 @@ def scan(
             masks[group] = mask
             groups |= np.uint64(mask != _NONE) << np.uint64(group)
             changes += popcount(mask)
+        if compresses and changes >= CROWDED and at + TILE <= stop:
+            found = positions, values, old_values
+            count = list_crowded(weights, at, rounded, masks, found, count)
+            at += TILE
+            continue
         group = trailing_zeros(groups | _TOP)
         mask = masks[group]
         for _ in range(changes):
@@ -157,10 +238,10 @@ def cast_extract(master: Tensor, weights: Tensor, half: bool) -> CastChanges:
 
     def piece(start: int, stop: int) -> list[Segment]:
         segments: list[Segment] = []
-        room = max(TILE, (stop - start) // 32)  # pages that stay unwritten cost nothing
+        room = max(TILE + HALF, (stop - start) // 32)  # pages that stay unwritten cost nothing
         while start < stop:
             found = np.empty(room, np.int64), np.empty(room, np.uint16), np.empty(room, np.uint16)
-            start, count = scan(source, target, half, start, stop, *found)
+            start, count = scan(source, target, half, COMPRESSES, start, stop, *found)
             segments.append((found[0][:count], found[1][:count], found[2][:count]))
             room *= 2
         return segments

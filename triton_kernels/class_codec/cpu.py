@@ -14,8 +14,7 @@ from ..errors import CorruptBlockError
 from ..packed import RUN, PackedChanges, PackedUnits
 from ..threads import run, split
 from .classes import BLOCK, Classes, Exponent
-from .decode_cpu import decode_all, decode_blocks, scan_all
-from .directory_cpu import scan_blocks
+from .decode_cpu import decode_all, scan_all
 from .encode_cpu import encode_blocks, room
 from .planes import ERRORS, put_varint
 
@@ -72,48 +71,48 @@ def unpack(
     block: int = BLOCK,
 ) -> PackedChanges:
     """Inverse of `encode`, up to the old values; see the package."""
-    width = np.dtype(dtype).itemsize
-    error, index, offsets, before = scan_blocks(data, n, width, classes.number, block)
-    _refuse(error, data, n)
-    count, runs = int(before[-1]), -(-block // RUN)
-    bases, starts = np.empty(index.size * runs, np.int64), np.empty(index.size * runs + 1, np.int64)
-    moved = np.empty(bases.size, np.bool_)
-    starts[-1] = count
-    places, payload = np.empty(count, np.uint16), np.empty(count, np.int64 if width > 2 else np.int32)
-    plane = padded(data)
-    dense = np.empty(0, dtype) if old is None else old
-    parameter = parameters(classes, exponent)
-
-    def piece(begin: int, end: int) -> int:
-        blocks = (plane, n, dense, index, offsets, before, begin, end)
-        return decode_blocks(*blocks, *parameter, block, width, bases, starts, places, payload, moved)
-
-    for error in run(piece, split(index.size, LEAST)):
-        _refuse(error, data, n)
-    return PackedChanges(bases, starts, places, payload, moved)
+    edges, orders, shift, field = parameters(classes, exponent)
+    sections, before = np.array([[0, data.size, n]]), np.empty(0, dtype) if old is None else old
+    return _unpack(data, sections, before, edges, orders.reshape(1, -1), shift, field, block).changes
 
 
 def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any, block: int = BLOCK) -> PackedUnits:
     """Inverse of `encode` for the messages of several units with one class each; see the package."""
-    width, each = np.dtype(dtype).itemsize, -(-block // RUN)
+    orders = np.ascontiguousarray(sections[:, 3:])
+    return _unpack(data, sections, np.empty(0, dtype), np.empty(0, np.uint8), orders, 0, 0, block)
+
+
+def _unpack(
+    data: NDArray[np.uint8],
+    sections: NDArray[np.int64],
+    old: NDArray[Any],
+    edges: NDArray[np.uint8],
+    orders: NDArray[np.int64],
+    shift: int,
+    field: int,
+    block: int,
+) -> PackedUnits:
+    units, width, each = sections.shape[0], old.itemsize, -(-block // RUN)
     room = int((-(-sections[:, 2] // block)).sum())
-    index, runs = np.empty(room, np.int64), np.empty(sections.shape[0] + 1, np.int64)
-    offsets, before = np.zeros(room + sections.shape[0], np.int64), np.zeros(room + sections.shape[0], np.int64)
-    _refuse(scan_all(data, sections, width, block, index, offsets, before, runs), data, room * block)
+    index, runs = np.empty(room, np.int64), np.empty(units + 1, np.int64)
+    offsets, before = np.empty((2, room + units), np.int64)
+    error = scan_all(data, sections, width, orders.shape[1], block, index, offsets, before, runs)
+    _refuse(error, sections)
     blocks = int(runs[-1])
-    count = int(before[blocks + sections.shape[0] - 1])
+    count = int(before[blocks + units - 1])
     bases, starts = np.empty(blocks * each, np.int64), np.empty(blocks * each + 1, np.int64)
     moved = np.empty(bases.size, np.bool_)
     starts[-1] = count
     places, payload = np.empty(count, np.uint16), np.empty(count, np.int64 if width > 2 else np.int32)
-    plane, none = padded(data), np.empty(0, dtype)
+    plane = padded(data)
 
     def piece(begin: int, end: int) -> int:
         found = (plane, sections, index, offsets, before, runs, begin, end)
-        return decode_all(*found, block, width, none, bases, starts, places, payload, moved)
+        how = (old, edges, orders, shift, field, block, width)
+        return decode_all(*found, *how, bases, starts, places, payload, moved)
 
     for error in run(piece, split(blocks, LEAST)):
-        _refuse(error, data, room * block)
+        _refuse(error, sections)
     return PackedUnits(runs * each, PackedChanges(bases, starts, places, payload, moved))
 
 
@@ -138,6 +137,7 @@ def decode(
         raise CorruptBlockError(f"cannot decode {data.size} bytes for {n} elements: {error}") from error
 
 
-def _refuse(error: int, data: NDArray[np.uint8], n: int) -> None:
+def _refuse(error: int, sections: NDArray[np.int64]) -> None:
     if error:
-        raise CorruptBlockError(f"cannot decode {data.size} bytes for {n} elements: {ERRORS[error]}")
+        size, numel = sections[:, 1:3].sum(0).tolist()
+        raise CorruptBlockError(f"cannot decode {size} bytes for {numel} elements: {ERRORS[error]}")

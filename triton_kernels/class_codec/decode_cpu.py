@@ -11,9 +11,10 @@ from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
 from ..packed import RUN
 from .directory_cpu import read_header, scan_blocks
+from .lanes import GROUP as CLASSED
 from .lanes import LANES
 from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
-from .scan import count_classes, pack_edges, place_ranks
+from .scan import list_classes, pack_edges, place_ranks
 
 
 class Scratch(NamedTuple):
@@ -282,6 +283,7 @@ def decode_blocks(
     packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
     scratch = make_scratch(most, payload)
+    masks = np.empty(LANES * ((min(block, n) + CLASSED - 1) // CLASSED) if classes > 1 else 0, np.uint64)
     for k in range(begin, end):
         base, first, stop = index[k] * block, before[k], before[k + 1]
         count, room = stop - first, min(block, n - base)
@@ -301,7 +303,7 @@ def decode_blocks(
             if classes == 1:
                 sizes[0] = room
             else:
-                count_classes(old, base, base + room, shift, field, packed, sizes)
+                list_classes(old, base, base + room, shift, field, packed, masks, sizes)
             steps = payload[first:stop] if classes == 1 else scratch.steps
             error, absolute = decode_block(
                 data, offsets[k], offsets[k + 1], sizes, orders, 8 * width, begins, scratch, steps
@@ -309,10 +311,8 @@ def decode_blocks(
             if error:
                 return error
             if classes > 1 and count != place_ranks(
-                old[base : base + room],
-                shift,
-                field,
-                packed,
+                masks,
+                (room + CLASSED - 1) // CLASSED,
                 scratch.ranks,
                 begins,
                 steps,
@@ -329,11 +329,21 @@ def decode_blocks(
 
 
 @jit
-def scan_all(data: Any, sections: Any, width: int, block: int, index: Any, offsets: Any, before: Any, runs: Any) -> int:
-    """`scan_blocks` of the messages of several units with one class each; returns an error or 0.
+def scan_all(
+    data: Any,
+    sections: Any,
+    width: int,
+    classes: int,
+    block: int,
+    index: Any,
+    offsets: Any,
+    before: Any,
+    runs: Any,
+) -> int:
+    """`scan_blocks` of the messages of several units; returns an error or 0.
 
     Args:
-        sections: int64[k, 4], start and size of each message, elements of its unit, order of its class.
+        sections: int64[k, 3], start and size of each message, elements of its unit.
         index: int64[room], block numbers, message after message.
         offsets, before: int64[room + k], byte in `data` and changes before, with one more for the end of each message.
         runs: int64[k + 1], filled with the blocks before each message, and all.
@@ -342,7 +352,7 @@ def scan_all(data: Any, sections: Any, width: int, block: int, index: Any, offse
     for i in range(sections.shape[0]):
         start, size, numel = sections[i, 0], sections[i, 1], sections[i, 2]
         runs[i] = k
-        error, found, at, changes = scan_blocks(data[start : start + size], numel, width, 1, block)
+        error, found, at, changes = scan_blocks(data[start : start + size], numel, width, classes, block)
         if error:
             return int(error)
         for j in range(found.size):
@@ -366,17 +376,21 @@ def decode_all(
     runs: Any,
     begin: int,
     end: int,
+    old: Any,
+    edges: Any,
+    orders: Any,
+    shift: int,
+    field: int,
     block: int,
     width: int,
-    none: Any,
     bases: Any,
     starts: Any,
     out: Any,
     payload: Any,
     moved: Any,
 ) -> int:
-    """`decode_blocks` begin to end of `scan_all`; `none`: no old element, of the type of the units."""
-    edges, each = np.empty(0, np.uint8), (block + RUN - 1) // RUN
+    """`decode_blocks` begin to end of `scan_all`; orders: int64[k, classes]. Several classes: one unit, `old`."""
+    each = (block + RUN - 1) // RUN
     i = int(np.searchsorted(runs, begin, side="right")) - 1
     while i < sections.shape[0] and runs[i] < end:
         first, last = runs[i], runs[i + 1]
@@ -384,16 +398,16 @@ def decode_all(
         error = decode_blocks(
             data,
             sections[i, 2],
-            none,
+            old,
             index[first:last],
             offsets[first + i : last + i + 1],
             before[first + i : last + i + 1],
             max(begin, first) - first,
             min(end, last) - first,
             edges,
-            sections[i, 3:4],
-            0,
-            0,
+            orders[i],
+            shift,
+            field,
             block,
             width,
             bases[parts],

@@ -35,15 +35,15 @@ def _vector_at(context: Any, builder: Any, kind: Any, value: Any, index: Any, ve
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def count_group(
-    typingctx: Any, bits: Any, start: Any, shift: Any, field: Any, edges: Any, valid: Any, masks: Any, counts: Any
+def put_masks(
+    typingctx: Any, bits: Any, start: Any, shift: Any, field: Any, edges: Any, valid: Any, masks: Any, at: Any
 ) -> Any:
     """Class the 64 elements bits[start:start + 64].
 
-    masks[c] = bit j: element start + j is in class c and bit j of `valid` is set      uint64[8]
-    counts[c] += number of set bits of masks[c]                                       int64[8]
+    masks[at + c] = bit j: element start + j is in class c or a higher one and bit j of `valid` is set     c in 0..7
 
-    `edges` holds the edge of class c in its byte c, 255 from the last class on.
+    `edges` holds the edge of class c in its byte c, 255 from the last class on. Eight stores straight from the
+    registers that compare; whoever loads them as one vector waits for them, so do that some groups later.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -56,47 +56,55 @@ def count_group(
         byte = builder.and_(shifted, _splat(builder, narrow[1], GROUP))
         if element.width > 8:
             byte = builder.trunc(byte, ir.VectorType(_U8, GROUP))
-        above = ir.Constant(_LANES, ir.Undefined)
-        above = builder.insert_element(above, args[5], ir.Constant(ir.IntType(32), 0))
-        for c in range(1, LANES):
-            edge = builder.trunc(builder.lshr(args[4], ir.Constant(_U64, 8 * (c - 1))), _U8)
-            mask = builder.bitcast(builder.icmp_unsigned(">", byte, _splat(builder, edge, GROUP)), _U64)
-            mask = builder.and_(mask, args[5])
-            above = builder.insert_element(above, mask, ir.Constant(ir.IntType(32), c))
-        order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(1, LANES + 1)))
-        higher = builder.shuffle_vector(above, ir.Constant(_LANES, [0] * LANES), order)
-        exact = builder.xor(above, higher)  # classes are nested: c or higher, without c + 1 or higher
-        zero = ir.Constant(ir.IntType(64), 0)
-        stored = builder.store(exact, _vector_at(context, builder, signature.args[6], args[6], zero, _LANES))
-        stored.align = 8
-        place = _vector_at(context, builder, signature.args[7], args[7], zero, _LANES)
-        before = builder.load(place)
-        before.align = 8
-        popcount = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_LANES, [_LANES]), "llvm.ctpop.v8i64")
-        stored = builder.store(builder.add(before, builder.call(popcount, [exact])), place)
-        stored.align = 8
+        for c in range(LANES):
+            mask = args[5]
+            if c:
+                edge = builder.trunc(builder.lshr(args[4], ir.Constant(_U64, 8 * (c - 1))), _U8)
+                above = builder.bitcast(builder.icmp_unsigned(">", byte, _splat(builder, edge, GROUP)), _U64)
+                mask = builder.and_(above, mask)
+            place = builder.add(args[7], ir.Constant(_I64, c))
+            builder.store(mask, _vector_at(context, builder, signature.args[6], args[6], place, _U64)).align = 8
         return context.get_dummy_value()
 
     return (
-        types.void(bits, types.intp, types.uint64, types.uint64, types.uint64, types.uint64, masks, counts),
+        types.void(bits, types.intp, types.uint64, types.uint64, types.uint64, types.uint64, masks, types.intp),
         codegen,
     )
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def lanes_below(typingctx: Any, left: Any, right: Any) -> Any:
-    """Bit c of the uint64 result: left[c] < right[c], for two int64[8]."""
+def add_masks(typingctx: Any, masks: Any, at: Any, counts: Any) -> Any:
+    """Add the set bits of the eight masks from `at` on to counts, int64[8]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zero = ir.Constant(ir.IntType(64), 0)
+        loaded = builder.load(_vector_at(context, builder, signature.args[0], args[0], args[1], _LANES))
+        loaded.align = 8
+        place = _vector_at(context, builder, signature.args[2], args[2], ir.Constant(_I64, 0), _LANES)
+        before = builder.load(place)
+        before.align = 8
+        popcount = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_LANES, [_LANES]), "llvm.ctpop.v8i64")
+        builder.store(builder.add(before, builder.call(popcount, [loaded])), place).align = 8
+        return context.get_dummy_value()
+
+    return types.void(masks, types.intp, counts), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def reached(typingctx: Any, upcoming: Any, counts: Any) -> Any:
+    """Bit c of the uint64 result: upcoming[c] < counts[c] - counts[c + 1] (0 behind the last), for two int64[8]."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         loaded = []
         for kind, value in zip(signature.args, args, strict=True):
-            lanes = builder.load(_vector_at(context, builder, kind, value, zero, _LANES))
+            lanes = builder.load(_vector_at(context, builder, kind, value, ir.Constant(_I64, 0), _LANES))
             lanes.align = 8
             loaded.append(lanes)
-        return builder.zext(builder.bitcast(builder.icmp_signed("<", *loaded), _U8), _U64)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(1, LANES + 1)))
+        higher = builder.shuffle_vector(loaded[1], ir.Constant(_LANES, [0] * LANES), order)
+        below = builder.icmp_signed("<", loaded[0], builder.sub(loaded[1], higher))
+        return builder.zext(builder.bitcast(below, _U8), _U64)
 
-    return types.uint64(left, right), codegen
+    return types.uint64(upcoming, counts), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -156,61 +156,34 @@ def write_run(
 
 
 @jit
-def list_batch(
-    bases: Ints,
-    starts: Ints,
-    offsets: Any,
-    moved: Any,
-    shift: int,
-    r: int,
-    first: int,
-    stop: int,
-    places: Any,
-    storage: NDArray[Any],
-) -> tuple[int, int]:
-    """places = storage indices of the changes from `first` on, each asked for, up to `AHEAD`, `stop`, or a run of the
-    other kind; `r`: a run not behind the first. Returns the run and the change after them."""
-    while starts[r + 1] <= first:
-        r += 1
-    at, end, kind = first, min(first + AHEAD, stop), moved[r]
-    while at < end and moved[r] == kind:
-        base, begin = bases[r] + shift, at - first
-        run = offsets[at : min(starts[r + 1], end)]
-        for i in range(run.size):
-            place = base + np.int64(run[i])
-            places[np.uint64(begin + i)] = place
-            prefetch(storage, place)
-        at += run.size
-        while at < end and starts[r + 1] <= at:
-            r += 1
-    return r, at
-
-
-@jit
 def write_batch(
-    storage: NDArray[Any], places: Any, shift: int, payload: Any, moved: bool, old: Any, new: Any
+    storage: NDArray[Any], origin: int, base: int, offsets: Any, payload: Any, moved: bool, old: Any, new: Any
 ) -> tuple[Any, int]:
-    """Write one batch of runs of one kind; returns its delta and how many elements would move out of their type.
+    """Write one batch of one run, at origin + offsets; returns its delta and how many elements would move out of their
+    type.
 
-    One loop each to read, to work out and to write, as the middle one vectorises.
+    Reading and writing take turns, unless new values must be worked out: that loop and the one for the delta vectorise.
     """
     word = 8 * storage.itemsize
     sign = 1 << (word - 1)
     bad, delta = 0, np.uint64(0)
-    for i in range(places.size):
-        old[i] = storage[np.uint64(places[i])]
     if moved:
-        for i in range(places.size):
+        for i in range(offsets.size):
+            old[i] = storage[np.uint64(origin + np.int64(offsets[i]))]
+        for i in range(offsets.size):
             number = monotone(np.int64(old[i]), word) + np.int64(payload[i])
             bad += (number < -sign) | (number >= sign)
             new[i] = number if number >= 0 else sign - 1 - number
+        for i in range(offsets.size):
+            storage[np.uint64(origin + np.int64(offsets[i]))] = new[i]
     else:
-        for i in range(places.size):
+        for i in range(offsets.size):
+            place = np.uint64(origin + np.int64(offsets[i]))
+            old[i] = storage[place]
             new[i] = payload[i]
-    for i in range(places.size):
-        delta += mix(places[i] - shift) * (np.uint64(new[i]) - np.uint64(old[i]))
-    for i in range(places.size):
-        storage[np.uint64(places[i])] = new[i]
+            storage[place] = new[i]
+    for i in range(offsets.size):
+        delta += mix(int(base + np.int64(offsets[i]))) * (np.uint64(new[i]) - np.uint64(old[i]))
     return delta, bad
 
 
@@ -230,33 +203,31 @@ def write_packed(
 ) -> tuple[Any, int]:
     """Write the changes [first, stop) at their positions + shift; save old values from `at` on.
 
-    for each batch: list the places of the batch after it; then write this one
+    for each batch, which ends where its run does: ask for the places of the batch after it; then write this one
 
     Returns the delta of the fingerprint, and how many elements would have moved out of their type.
     """
     delta, bad = np.uint64(0), 0
     if first == stop:
         return delta, bad
-    places, upcoming = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
-    new = np.empty(AHEAD, storage.dtype)
-    runs = bases, starts, offsets, moved, shift
+    new = np.empty(BATCH, storage.dtype)
     r = int(np.searchsorted(starts, first, side="right")) - 1  # the run of the first change
-    kind = moved[r]
     begin = first
-    r, end = list_batch(*runs, r, begin, stop, places, storage)
     while begin < stop:
-        here, after = kind, end
-        if end < stop:
-            while starts[r + 1] <= end:
-                r += 1
-            kind = moved[r]
-            r, after = list_batch(*runs, r, end, stop, upcoming, storage)
+        base, kind = bases[r], moved[r]
+        end = min(begin + BATCH, stop, starts[r + 1])
+        while end < stop and starts[r + 1] <= end:
+            r += 1
+        origin = bases[r] + shift
+        ahead = offsets[end : min(end + BATCH, stop, starts[r + 1])]
+        for i in range(ahead.size):
+            prefetch(storage, origin + np.int64(ahead[i]))
         old = old_values[at + begin - first : at + end - first]
-        found = write_batch(storage, places[: end - begin], shift, payload[begin:end], here, old, new)
+        batch = offsets[begin:end], payload[begin:end], kind, old, new[: end - begin]
+        found = write_batch(storage, base + shift, base, *batch)
         delta += found[0]
         bad += found[1]
-        places, upcoming = upcoming, places
-        begin, end = end, after
+        begin = end
     return delta, bad
 
 

@@ -121,16 +121,11 @@ def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], olds: Seque
     Raises:
         ValueError: as `unpack`, and for a map of several classes.
     """
-    table = np.empty((len(olds), 4), np.int64)
-    table[:, :2] = sections
-    width = DTYPES[olds[0].dtype].itemsize
-    for row, old in zip(table, olds, strict=True):
-        at, size = row[:2].tolist()
-        class_map, head, _ = _map_of(data[at : at + size], old)
-        if class_map.number != 1:
-            raise ValueError("several classes are unpacked one unit after another")
-        row[:] = at + head, size - head, old.numel, class_map.orders[0]
-    return unpack_parts(data, table, bits_dtype(width))
+    at, sizes = sections.T
+    if not {old.dtype for old in olds} <= EXPONENTS.keys() or sizes.min() < 2 or (data[at] != 1).any():
+        raise ValueError("expected maps of one class, of two bytes each; others are unpacked one unit after another")
+    table = np.column_stack((at + 2, sizes - 2, [old.numel for old in olds], data[at + 1]))
+    return unpack_parts(data, table, bits_dtype(DTYPES[olds[0].dtype].itemsize))
 
 
 def _map_of(data: NDArray[np.uint8], old: OldValues) -> tuple[ClassMap, int, int]:

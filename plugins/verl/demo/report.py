@@ -156,15 +156,16 @@ def verdict(native: RunResult, ours: RunResult, syncs: Syncs) -> tuple[str, bool
     Well is: every sync of the run (one seed, one a step) was audited and found equal to a dense load, and every
     response is the one that verl's default gave.
     """
-    return verdict_of(compared(native, ours, syncs), syncs, expected=len(ours.steps) + 1)
+    return verdict_of(_equal_responses(native, ours), syncs, expected=len(ours.steps) + 1)
 
 
-def verdict_of(found: Comparison, syncs: Syncs, expected: int) -> tuple[str, bool]:
-    """The same for any framework, whose run should have done `expected` syncs."""
+def verdict_of(responses: tuple[int, int], syncs: Syncs, expected: int) -> tuple[str, bool]:
+    """The same for any framework: (equal, all) responses of a run that should have done `expected` syncs."""
+    equal, total = responses
     line = f"identical: {syncs.identical} of {expected} syncs"
-    if found.equal != found.total:
-        line += f"; {found.total - found.equal} of {found.total} responses differ"
-    return line, syncs.identical == expected == len(syncs.events) and found.equal == found.total
+    if equal != total:
+        line += f"; {total - equal} of {total} responses differ"
+    return line, syncs.identical == expected == len(syncs.events) and equal == total
 
 
 def _equal_responses(native: RunResult, ours: RunResult) -> tuple[int, int]:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.config import EVENTS_FILE
 from slipstream.core.telemetry import read_events
+from slipstream.core.telemetry.history import read_run
+from slipstream.core.telemetry.report import page
 from slipstream.plugins.verl.demo import task
 from slipstream.plugins.verl.demo.arguments import check_overrides, model_folder_of, split
 from slipstream.plugins.verl.demo.command import training_command
@@ -15,6 +18,7 @@ from slipstream.plugins.verl.demo.folders import default_cache, exclusive
 from slipstream.plugins.verl.demo.model import cached_model, model_folder
 from slipstream.plugins.verl.demo.report import NATIVE, OVERRIDE, Syncs, conditions, print_comparison, verdict
 from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
+from slipstream.plugins.verl.telemetry import step_of
 
 STEPS = {None: 10, "smollm2": 4}
 DURATIONS = {None: "2 to 7 minutes on two cores", "smollm2": "5 to 20 minutes on two cores, and 20 GB of memory"}
@@ -49,7 +53,7 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         )
         console.print(f"logs and results: {folder}", highlight=False, soft_wrap=True)
         settings = _settings(model, folder_given, folder)
-        events = folder / "events.jsonl"
+        events = folder / "slipstream" / EVENTS_FILE
         events.unlink(missing_ok=True)
         # The audit reloads the engine densely after every sync; its time is not part of the sync times below.
         switched = [OVERRIDE, *ours, "slipstream.weight_sync.audit_every=1", f"slipstream.events={events}"]
@@ -60,11 +64,22 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         )
         syncs = Syncs([event for event in read_events(events) if event["kind"] == "weight_sync"])
         print_comparison(console, native, slipstream, syncs)
+        report = _write_report(folder / "report.html", events, first.metrics_file)
     for line in conditions(model):
         console.print(f"* {line}", highlight=False)
     line, well = verdict(native, slipstream, syncs)
     console.print(f"[{'bold green' if well else 'bold red'}]{line}[/]")
+    console.print(f"open the report in a browser: {report}", highlight=False, soft_wrap=True)
+    console.print(
+        f"made by: slipstream report {events} --baseline {first.metrics_file}", highlight=False, soft_wrap=True
+    )
     return 0 if well else 1
+
+
+def _write_report(page_file: Path, events: Path, baseline: Path) -> Path:
+    """Write the page of both runs and return its path; verl's own run is read from what verl wrote about it."""
+    page_file.write_text(page([read_run(events)], read_run(baseline, [step_of])), encoding="utf-8")
+    return page_file
 
 
 def _settings(model: str | None, folder_given: Path | None, folder: Path) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from slipstream.core.graph import DecodeCost, StageKind, StageSeconds, StepHistory, SubStageGraph, curve_of_lengths, cut
-from slipstream.core.telemetry import EventLog
+from slipstream.core.telemetry import EventLog, LeasedStage
 
 ITERATIONS_PER_REQUEST = 64
 """Assumed: an iteration of an engine takes twice as long with so many requests (`docs/graph.md`)."""
@@ -21,13 +22,13 @@ _ROLLOUT, _SYNC = "rollout", "update_weights"
 class StepRecords:
     """The steps of one run."""
 
-    def __init__(self, pipeline: str, workers: int, events: EventLog) -> None:
+    def __init__(self, pipeline: str, devices: Sequence[tuple[str, str]], events: EventLog) -> None:
         """Start empty.
 
         Args:
-            workers: GPUs; the requests of a rollout are taken to be dealt to them evenly.
+            devices: (node, device) of every GPU; the requests of a rollout are taken to be dealt to them evenly.
         """
-        self.pipeline, self._workers, self._events = pipeline, workers, events
+        self.pipeline, self._workers, self._events = pipeline, len(devices), events
         self.history = StepHistory()
         self._lengths: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(0)
         self._seconds: dict[str, float] = defaultdict(float)
@@ -42,8 +43,8 @@ class StepRecords:
             waited: seconds for its lease, before it began.
         """
         self._seconds[name] += seconds
-        self._events.emit(
-            "stage", pipeline=self.pipeline, step=step, stage=name, began=began, seconds=seconds, waited=waited
+        self._events.write(
+            LeasedStage(pipeline=self.pipeline, step=step, stage=name, began=began, seconds=seconds, waited=waited)
         )
 
     def lengths(self, tags: list[dict[str, Any]]) -> None:

@@ -30,6 +30,9 @@ from slipstream.plugins.verl.placement.records import StageClock, StepRecords
 
 _logger = logging.getLogger("slipstream")
 
+_START_SECONDS = 120.0
+"""That the process of the first arbiter may take to start."""
+
 
 class Placement:
     """The leases of one run, and what its stages took."""
@@ -54,11 +57,6 @@ class Placement:
         self._waited: dict[str, float] = {}
         self._warned = False
 
-    @property
-    def active(self) -> bool:
-        """Whether the devices are known, so that stages ask."""
-        return self._holder is not None
-
     def devices_found(self, devices: list[tuple[str, str]]) -> None:
         """Connect to the arbiter, and wait for all of the devices to start processes on."""
         lease = self.settings.lease_seconds
@@ -67,8 +65,10 @@ class Placement:
             return start_arbiter(lease_seconds=lease, advisor=LongestPathFirst(), quiet_seconds=quiet_seconds)
 
         client = ArbiterClient(connect(0.0), timeout_seconds=self.settings.wait_seconds, reconnect=connect)
+        if not client.wait_ready(_START_SECONDS):
+            _logger.warning("slipstream: the arbiter does not start, so this run takes its GPUs for its own")
         self._holder = LeaseHolder(client, self.name, workers_of(devices), renew_seconds=lease / 4)
-        self._records = StepRecords(self.name, len(devices), event_log(self._slipstream))
+        self._records = StepRecords(self.name, devices, event_log(self._slipstream))
         self._start = contextlib.ExitStack()
         self._start.enter_context(self.gang("start", memory=1.0))
 
@@ -115,7 +115,7 @@ class Placement:
             self._holder.release(Lane.GANG)
 
     def begin_rollout(self) -> None:
-        """Wait for all devices for the engines."""
+        """Wait for all devices for the engines, which are synced next."""
         if self._holder is not None and not self._holder.holds(Lane.ROLLOUT):
             waited = self._acquire(Lane.ROLLOUT, "rollout", self.rollout_memory)
             self._rollout = (StageClock(), waited)
@@ -162,7 +162,7 @@ class Placement:
 
     def close(self) -> None:
         """Give everything back, however the run ends."""
-        self._start = None
+        self.started()
         if self._holder is not None:
             self._holder.close()
             self._holder = None

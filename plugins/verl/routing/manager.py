@@ -8,7 +8,8 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from slipstream.core.config import ConfigError
+from slipstream.core.config import ConfigError, SlipstreamConfig
+from slipstream.core.telemetry import Routing, event_log
 
 _logger = logging.getLogger("slipstream")
 
@@ -49,8 +50,11 @@ def _with_our_client(get_client: Callable[..., Any]) -> Callable[..., Any]:
     return get
 
 
-def with_router_metrics(consume_sync_metrics: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def with_router_metrics(
+    consume_sync_metrics: Callable[..., dict[str, Any]], config: SlipstreamConfig
+) -> Callable[..., dict[str, Any]]:
     """Wrap `PPOTrainer._consume_sync_metrics`: add what the router did since the last step."""
+    events = event_log(config)
 
     @functools.wraps(consume_sync_metrics)
     def consume(self: Any) -> dict[str, Any]:
@@ -66,6 +70,8 @@ def with_router_metrics(consume_sync_metrics: Callable[..., dict[str, Any]]) -> 
                 "slipstream: no rollout request came to the router in this step, so slipstream/router=cache_aware has "
                 "no effect; does rollout.agent.agent_loop_manager_class bypass verl's LLMServerClient?"
             )
+        if found:
+            events.write(Routing.from_metrics(self.global_steps, found))
         metrics.update({f"slipstream/router/{name}": value for name, value in found.items()})
         return metrics
 

@@ -11,6 +11,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import typer
+
+from slipstream.core.cli.app import app
 
 TOY = """
     from slipstream.core.config import ConfigError
@@ -58,7 +61,8 @@ def slipstream(tmp_path: Path):
             (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toydist\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text("[slipstream]\ntoy = toydist_plugin\n")
             (tmp_path / "toydist_plugin.py").write_text(textwrap.dedent(plugin))
-        settings = {"PYTHONPATH": str(tmp_path), "SLIPSTREAM_DISABLE_PLUGINS": "vllm,verl", "COLUMNS": "200"}
+        ours = "openrlhf,sglang,verl,vllm"
+        settings = {"PYTHONPATH": str(tmp_path), "SLIPSTREAM_DISABLE_PLUGINS": ours, "COLUMNS": "200"}
         done = subprocess.run(
             [sys.executable, "-m", "slipstream.core.cli", *arguments],
             capture_output=True,
@@ -271,3 +275,47 @@ def test_starting_the_command_imports_neither_torch_nor_hydra():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_every_command_has_examples_that_its_own_options_take(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in ("docs/example-workload.yaml", "frames.slipstream"):
+        (tmp_path / name).touch()
+    for name, command in typer.main.get_command(app).commands.items():
+        examples = [line.split() for line in (command.epilog or "").split("\n\n")[1:]]
+        assert examples, f"{name} has no example"
+        for program, used, *arguments in examples:
+            assert (program, used) == ("slipstream", name)
+            command.make_context(name, arguments)  # raises for an option or a value that it does not take
+
+
+def test_the_help_of_a_command_ends_with_examples_on_lines_of_their_own(slipstream):
+    status, output, _ = slipstream("report", "--help")
+    assert status == 0
+    lines = [line.strip() for line in output.splitlines()]
+    assert "slipstream report outputs/2026-01-31/09-30-00" in lines
+
+
+def test_the_shell_completes_commands(slipstream):
+    variables = {"_SLIPSTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "slipstream re", "COMP_CWORD": "1"}
+    _, output, _ = slipstream(environment=variables)
+    assert output.split() == ["replay", "report"]
+    status, output, _ = slipstream("--show-completion", "bash")
+    assert (status, "_slipstream_completion" in output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["report", "nowhere"], 1, "error: nowhere: expected an event log or a folder with one"),
+        (["report"], 2, "Missing argument"),
+        (["plan", "nowhere"], 2, "does not exist"),
+        (["reprot"], 2, "No such command"),
+    ],
+)
+def test_the_exit_status_tells_wrong_usage_from_an_error(slipstream, arguments, status, message):
+    found, _, errors = slipstream(*arguments)
+    assert found == status
+    assert message in errors
+    assert "Traceback" not in errors

@@ -17,6 +17,7 @@ from slipstream.core.config import (
     parse_config,
     to_json,
     to_mapping,
+    with_absolute_paths,
 )
 
 
@@ -24,7 +25,9 @@ def test_an_empty_node_leaves_the_framework_untouched():
     config = parse_config({})
     assert config == SlipstreamConfig()
     assert config.weight_sync.mode == "native"
-    assert config.events is None
+    assert config.events == "auto"
+    assert with_absolute_paths(config).events is None, "a run without a folder of its own"
+    assert with_absolute_paths(config, "/runs/1").events == "/runs/1/slipstream.jsonl"
 
 
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])

@@ -46,6 +46,30 @@ def test_noise_at_break_even_does_not_flip_it_all_the_time() -> None:
     assert switch.turned_off + switch.turned_on <= 6
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2, 7, 8, 9, 10, 11, 12, 40])
+def test_a_step_in_which_something_was_compiled_does_not_turn_it_off(slow: int) -> None:
+    """vLLM's first verification on a CPU, its samplers' kernels on a GPU: seconds instead of milliseconds."""
+    switch = LoadSwitch()
+    for step in range(60):
+        drafted = 4 if switch.wants_drafts(1) else 0
+        seconds = 5.0 if step == slow else 0.050 + 0.005 * drafted
+        switch.timed(1, drafted, 3 if drafted else 1, seconds)
+    assert switch.wants_drafts(1)
+    assert switch.turned_off == 0
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_drafted_step_after_plain_ones_may_be_slow(first: int) -> None:
+    """The first samples of a prompt have nothing to copy; a later one is the first to draft."""
+    switch = LoadSwitch()
+    for step in range(200):
+        drafted = 4 if step >= 40 and switch.wants_drafts(1) else 0
+        seconds = 5.0 if step in (first, 40) else 0.050 + 0.005 * drafted
+        switch.timed(1, drafted, 3 if drafted else 1, seconds)
+    assert switch.wants_drafts(1)
+    assert switch.turned_off == 0
+
+
 def test_it_decides_early_and_probes_cost_a_hundredth() -> None:
     """Verification so dear that four probing steps every 64 would take a third of all time."""
     switch = LoadSwitch()

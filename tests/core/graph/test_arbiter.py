@@ -73,6 +73,20 @@ def test_who_has_most_left_goes_first():
     assert order == ["a", "long", "short", "unknown", "r"]
 
 
+def test_a_request_that_is_cancelled_holds_nobody_up():
+    arbiter = Arbiter(WORKERS, patience=0)
+    held = arbiter.ask(rollout("a", {0}), 0.0)
+    assert held is not None
+    assert arbiter.ask(rollout("b", {0, 1}), 1.0) is not None, "one of two is enough"
+    assert arbiter.ask(gang("c", {1, 2}, 0.7), 2.0) is None
+    assert arbiter.ask(gang("d", {2}), 3.0) is None, "overdue at once: its workers are reserved"
+    arbiter.cancel("c", Lane.GANG, 4.0)
+    assert [lease.request.pipeline for lease in arbiter.leases] == ["a", "b", "d"]
+    arbiter.cancel("d", Lane.GANG, 5.0)
+    assert len(arbiter.leases) == 3, "what was granted stays"
+    check(arbiter)
+
+
 def test_memory_is_admitted_before_anything_starts():
     arbiter = Arbiter(WORKERS)
     assert arbiter.ask(rollout("a", memory=0.5), 0.0) is not None

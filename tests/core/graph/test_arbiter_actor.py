@@ -25,6 +25,7 @@ def cluster():
 
 def test_trainers_share_one_arbiter_and_go_on_without_it(cluster):
     first = ArbiterClient(start_arbiter(workers=2), retry_seconds=30.0)
+    assert first.wait_ready(120.0)
     second = ArbiterClient(start_arbiter(workers=2))  # the same one
     rollout = Request("a", Lane.ROLLOUT, "rollout", ALL, 1, 0.4)
     lease = first.ask(rollout)
@@ -52,9 +53,12 @@ def test_trainers_share_one_arbiter_and_go_on_without_it(cluster):
 
 def test_whoever_waits_is_served_at_once(cluster):
     """A trainer asks at every stage boundary, so waiting must cost no more than what it waits for."""
-    actor = start_arbiter()
-    first, second = ArbiterClient(actor), ArbiterClient(actor)
+    # the one before may be dying still
+    first = ArbiterClient(start_arbiter(), reconnect=start_arbiter, timeout_seconds=60.0)
+    assert first.wait_ready(120.0)
+    second = ArbiterClient(start_arbiter(), reconnect=start_arbiter)
     lease = first.ask(Request("a", Lane.GANG, "train", ALL, 2, 1.0))
+    assert second.ask_now(Request("c", Lane.GANG, "train", ALL, 2, 1.0)) is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.ask, Request("b", Lane.GANG, "train", ALL, 2, 1.0))
         time.sleep(0.5)
@@ -63,8 +67,9 @@ def test_whoever_waits_is_served_at_once(cluster):
         first.release(lease)
         beside = waiting.result(timeout=20)
     assert time.monotonic() - released < 0.5
+    assert ray.get(first.actor.pipelines.remote()) == ("b",), "who asked for something at once does not wait"
     second.withdraw(beside.request.pipeline)
-    ray.kill(actor)
+    ray.kill(first.actor)
 
 
 def test_a_lease_of_the_dead_passes_on_and_a_dead_arbiter_is_replaced(cluster):
@@ -73,25 +78,26 @@ def test_a_lease_of_the_dead_passes_on_and_a_dead_arbiter_is_replaced(cluster):
     def connect():
         return start_arbiter(lease_seconds=2.0, quiet_seconds=1.0)
 
-    dead = ArbiterClient(connect(), reconnect=connect)
+    dead = ArbiterClient(connect(), reconnect=connect, timeout_seconds=60.0)
     assert dead.ask(Request("dead", Lane.GANG, "train", ALL, 2, 1.0)).id > 0  # and never renews
-    client = ArbiterClient(connect(), reconnect=connect)
+    client = ArbiterClient(connect(), reconnect=connect, timeout_seconds=60.0)
     holder = LeaseHolder(client, "alive", ALL, renew_seconds=0.2)
     assert not holder.acquire(Lane.GANG, "train", 1.0).alone
     time.sleep(2.5)  # longer than a lease: it is renewed
-    other = LeaseHolder(ArbiterClient(connect(), reconnect=connect), "other", ALL, renew_seconds=0.2)
+    other_client = ArbiterClient(connect(), reconnect=connect, timeout_seconds=60.0)
+    other = LeaseHolder(other_client, "other", ALL, renew_seconds=0.2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.acquire, Lane.GANG, "train", 1.0)
         time.sleep(0.5)
         assert not waiting.done()
         ray.kill(client.actor)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while holder.counts["adopted"] == 0 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert holder.counts["adopted"] == 1, "the new arbiter was told"
         assert not waiting.done(), "nobody gets what the first one holds, not even from the new arbiter"
         holder.release(Lane.GANG)
-        assert not waiting.result(timeout=20).alone
+        assert not waiting.result(timeout=90).alone
     other.close()
     holder.close()
     ray.kill(client.actor)

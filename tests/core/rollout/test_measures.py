@@ -18,7 +18,7 @@ def test_a_step_is_told_once_and_replicas_keep_their_numbers():
     measures.answered("a", 100, 60, 30, 80)
     measures.answered("b", 50, None, 10, 50)
     values = measures.take()
-    assert values.pop("hit_rate") == pytest.approx(0.6)
+    assert values.pop("hit_rate") == values.pop("replica_0/hit_rate") == pytest.approx(0.6)
     assert values == {
         "queue_mean": 2.0,
         "queue_max": 6,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import msgspec
 import pytest
 import torch
 from toy_engine import ToyEngine, checkpoint
+from typer.testing import CliRunner
 
+from slipstream.core.cli.app import app
 from slipstream.core.weights import FingerprintMismatchError, SyncError
 from slipstream.core.weights.chain import ChainError, ChainReader, ChainWriter
 from slipstream.core.weights.chain.store import ChainStore
@@ -116,6 +119,31 @@ def test_deltas_are_small(url):
     second = chain.publish(weights.items())
     assert (second.changed_elements, second.anchor_bytes) == (1, 0)
     assert second.delta_bytes < 250 < first.anchor_bytes
+
+
+def test_a_chain_can_be_inspected(url):
+    """`slipstream inspect`: every step by its folder, one step by its file; names, sizes, changes of each tensor."""
+    assert CliRunner().invoke(app, ["inspect", url]).exit_code != 0, "there is none yet"
+    chain, weights = writer(url, level=2), checkpoint()
+    chain.publish(weights.items())
+    weights["q"][:2, :3] += 1
+    chain.publish(weights.items())
+    outcome = CliRunner().invoke(app, ["inspect", url, "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    anchor, delta = json.loads(outcome.stdout)
+    assert (anchor["base"], anchor["target"], delta["base"], delta["target"]) == (None, 1, 1, 2)
+    assert {name: tensor.numel() for name, tensor in weights.items()} == {
+        section["tensors"][0]: section["elements"] for section in anchor["sections"]
+    }
+    (section,) = delta["sections"]
+    assert (section["tensors"], section["changes"], section["level"]) == (["q"], 6, 2)
+    if "://" not in url:
+        (step,) = Path(url).glob("*-delta-*")
+        assert json.loads(CliRunner().invoke(app, ["inspect", str(step), "--json"]).stdout) == [delta]
+        assert json.loads(CliRunner().invoke(app, ["inspect", f"{url}/HEAD", "--json"]).stdout) == [anchor, delta]
+        assert "has no step" in str(
+            CliRunner().invoke(app, ["inspect", str(next(Path(url).glob("table-*")))]).exception
+        )
 
 
 def test_a_second_writer_takes_over_and_the_first_notices(url):

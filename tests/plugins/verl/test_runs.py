@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.core.telemetry.history import read_run
 from slipstream.core.weights import TensorEngine
 from slipstream.core.weights.chain import ChainReader
 from slipstream.core.weights.chain.store import ChainStore
@@ -124,6 +125,18 @@ def test_the_disaggregated_trainer_syncs_its_own_engine(train):
     assert [event["target"] for event in standalone] == list(range(1, STEPS + 2))
     assert all(event["audited_tensors"] > 0 for event in syncs)
     assert all(event["payload_bytes"] < event["dense_bytes"] / 2 for event in standalone[1:])
+    history = read_run(ours.log.parent.with_suffix(".jsonl"))
+    numbers = list(range(1, STEPS + 1))
+    for records in (history.steps, history.drafting, history.routing):
+        assert [record.step for record in records] == numbers
+    assert {stage.name for stage in history.stages} >= {"gen", "old_log_prob", "update_actor", "update_weights"}
+    assert {stage.step for stage in history.stages} >= set(numbers)
+    assert history.unfinished == []
+    assert history.started is not None
+    assert history.started.settings["router"]["mode"] == "cache_aware"
+    for delta in history.deltas:
+        assert sum(changed for changed, _ in delta.layers.values()) == delta.changed_elements
+        assert any(name.startswith("model.layers.1") for name in delta.layers)
 
 
 def test_two_trainer_ranks_feed_two_tensor_parallel_workers(train):

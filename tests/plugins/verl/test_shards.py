@@ -37,6 +37,8 @@ def events(world: Path, case: str) -> list[dict[str, Any]]:
 def test_shards_arrive_as_verl_would_have_gathered_them(world, case):
     """FSDP2 and FSDP1, stacked experts, merged adapters: every bit, a seed and two deltas, all written in place."""
     found, syncs = facts(world, case), events(world, case)
+    for delta in (sync for sync in syncs if sync["seeded_workers"] == 0):
+        assert sum(changed for changed, _ in delta["layers"].values()) == delta["changed_elements"], "all ranks' parts"
     assert found["differ"] == [[]] * fsdp_world.SYNCS
     assert found["loads"] == 0
     assert [sync["seeded_workers"] for sync in syncs] == [1, 0, 0]

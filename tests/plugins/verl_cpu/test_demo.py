@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_logs
 
 from slipstream.plugins.verl.demo import run
 from slipstream.plugins.verl.demo.arguments import ArgumentError, check_overrides, model_folder_of, split
@@ -85,7 +86,7 @@ def test_what_is_no_override_is_refused(argument: str, message: str) -> None:
         (["trainer.total_training_steps=3", "hydra.verbose=true"], 3),
         (["trainer.stepz=3"], "Could not override 'trainer.stepz'"),
         (["trainer.total_training_steps=many"], "expected a whole number from 1, got 'many'"),
-        (["actor_rollout_ref.rollout.name=sglang"], "needs actor_rollout_ref.rollout.name=vllm"),
+        (["actor_rollout_ref.rollout.name=trtllm"], "needs actor_rollout_ref.rollout.name=vllm"),
     ],
 )
 def test_overrides_are_composed_with_verls_config_before_a_run(both: list[str], expected: int | str) -> None:
@@ -184,3 +185,13 @@ def test_the_demo_fails_when_anything_differs(
     syncs = Syncs([{"audited_tensors": count, "seeded_workers": 0} for count in audited])
     native, ours = finished(tmp_path / "native", ["a", "b"]), finished(tmp_path / "ours", responses)
     assert verdict(native, ours, syncs) == (line, well)
+
+
+def test_the_demo_ends_with_a_page_of_both_runs(tmp_path: Path) -> None:
+    events = run_logs.write_log(tmp_path / "slipstream.jsonl", run_logs.run())
+    metrics = tmp_path / "native" / "metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text(json.dumps({"step": 1, "data": {"timing_s/step": 22.0, "critic/score/mean": 0.2}}) + "\n")
+    text = run._write_report(tmp_path / "report.html", events, metrics).read_text()
+    assert "<th>baseline: native/metrics</th><th>toy/run</th>" in text
+    assert "<td>22 s</td><td>11 s  (2.00x)</td>" in text

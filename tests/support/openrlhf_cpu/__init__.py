@@ -112,7 +112,8 @@ def _samples(module: Any) -> None:
         lines = [
             {"prompt": s.prompts[0], "tokens": s.sequences[0].tolist(), "reward": float(s.rewards[0])} for s in samples
         ]
-        _append("samples.jsonl", lines)
+        if lines:  # the last call finds no prompts
+            _append("samples.jsonl", lines)
         return samples, *rest
 
     module.SamplesGenerator.generate_samples = generate_samples

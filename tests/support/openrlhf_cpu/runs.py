@@ -69,7 +69,7 @@ def train(
         more = (*more, "--slipstream.events", str(folder / "events.jsonl"))
     if layers is not None:
         settings["reward"] = "parity_reward.py"
-    spec = ModelSpec() if layers is None else ModelSpec(layers=layers, steps=1, batch=4)
+    spec = ModelSpec() if layers is None else ModelSpec(layers=layers, steps=2, batch=4)
     arguments = command.arguments(
         model=cached_model(spec),
         prompts=command.write_prompts(task.problems(512, seed=1), folder / "train.jsonl"),

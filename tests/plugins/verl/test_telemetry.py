@@ -1,0 +1,83 @@
+"""The event log of a verl run, on verl's own trainer and tracker, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from slipstream.core.telemetry.history import read_run
+
+TRAINER = """
+    from types import SimpleNamespace
+    from verl.trainer.ppo.v1 import trainer_base, trainer_colocate_async, trainer_separate_async, trainer_sync
+
+    class Trainer(trainer_sync.PPOTrainerSync):
+        def _step_once(self, metrics, timing_raw, sample_batch_size):
+            with trainer_base.marked_timer("gen", timing_raw):
+                pass
+            with trainer_sync.marked_timer("update_weights", timing_raw, color="red"):
+                pass
+            return SimpleNamespace(keys=[], tags=[], partition_id="train")
+
+        def prepare_step(self):
+            return {}
+
+    try:
+        names = SimpleNamespace(project_name="math", experiment_name="first")
+        Trainer(SimpleNamespace(trainer=names))
+    except AttributeError:
+        pass  # verl goes on to set up a whole run
+    trainer = object.__new__(Trainer)
+    trainer.global_steps, trainer.parameter_sync_step = 7, 1
+    trainer.config = SimpleNamespace(data=SimpleNamespace(train_batch_size=1))
+    timing = {}
+    with trainer_base.marked_timer("step", timing):
+        trainer.step({}, timing)
+    tracker = trainer_base.Tracking("math", "first", "console")
+    tracker.log({"val/reward": 1.0}, step=7)
+    metrics = {f"timing_s/{name}": value for name, value in timing.items()}
+    tracker.log(data={**metrics, "critic/score/mean": 0.5, "perf/throughput": float("nan")}, step=7)
+    try:
+        with trainer_base.marked_timer("update_actor", {}):
+            raise RuntimeError("out of memory")
+    except RuntimeError:
+        pass
+"""
+
+
+def train(node: dict[str, object]) -> None:
+    environment = {
+        **os.environ,
+        "SLIPSTREAM_NODE": json.dumps(node),
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "slipstream.plugins.verl.cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TRAINER)],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_notes_its_start_its_stages_and_its_steps(tmp_path: Path):
+    """All of slipstream's features are off: that is a baseline."""
+    train({"events": str(tmp_path / "log")})
+    history = read_run(tmp_path / "log")
+    assert history.started is not None
+    assert history.started.name == "math/first"
+    assert history.started.versions["verl"] == "0.9.1"
+    assert history.started.settings["weight_sync"]["mode"] == "native"
+    assert [(stage.name, stage.step) for stage in history.stages] == [("gen", 7), ("update_weights", 7)]
+    assert [stage.name for stage in history.unfinished] == ["update_actor"], "the one that failed"
+    (step,) = history.steps
+    assert (step.step, step.reward, step.tokens_per_second) == (7, 0.5, None)
+    assert set(step.stages) == {"gen", "update_weights"}
+    assert step.sync_seconds == step.stages["update_weights"]
