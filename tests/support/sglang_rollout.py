@@ -46,6 +46,7 @@ def start(folder: Path, dtype: str, tensor_parallel: int = 1, **more: Any) -> An
             "tp_size": tensor_parallel,
             "custom_weight_loader": [LOADER],
             "random_seed": 0,
+            "sleep_on_idle": True,  # an idle scheduler takes a core otherwise
             **more,
         }
     )

@@ -260,7 +260,7 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
 
     def test_drafts_change_no_token_and_history_outlives_a_flush(self, engine, weights, publisher, socket):
         publish(publisher, engine, weights, socket)
-        long = {**GREEDY, "max_new_tokens": 100}
+        long = {**GREEDY, "max_new_tokens": 60}
         plain, drafted = [], []
         engine.fresh_engine(weights)
         for found, each in ((plain, engine.second), (drafted, engine.engine), (drafted, engine.engine)):
@@ -270,8 +270,8 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         for outputs in drafted:
             assert [output["output_ids"] for output in outputs] == expected
         first, again = [[output["meta_info"]["spec_verify_ct"] for output in outputs] for outputs in drafted]
-        assert all(steps < 100 for steps in first)
-        assert all(steps < 40 for steps in again), "copied from what was written before the flush"
+        assert all(steps < 60 for steps in first)
+        assert all(steps < 30 for steps in again), "copied from what was written before the flush"
 
 
 async def begun(manager, requests: list) -> list[asyncio.Future]:
