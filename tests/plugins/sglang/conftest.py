@@ -1,5 +1,10 @@
 """Tests here run in `.venv-sglang` (see `tests/support/environments.py`), on SGLang's own CPU code."""
 
-import sglang_rollout
+from pathlib import Path
 
-sglang_rollout.prepare()
+import environments
+
+if environments.environment_of(Path(__file__)) is None:  # the main pytest reads this file as well
+    import sglang_rollout
+
+    sglang_rollout.prepare()
