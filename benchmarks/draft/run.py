@@ -120,8 +120,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few tasks of each set")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="recorded rollouts")
+    parser.add_argument("--engine", action="store_true", help="a real vLLM with a real model, and nothing else")
     arguments = parser.parse_args()
     console, report = Console(), Report()
+    if arguments.engine:
+        import engine
+
+        report.rows += engine.rows()
+        print_rows(console, "engine", report.rows)
+        report.bars += engine.bars(report.rows)
+        return finish(report, console, RESULT.with_name("draft_engine.json"), ("vllm", "torch"))
     make_cache = arctic_build.suffix_decoding_cache()
     sets = list(recorded(arguments.data, attempts=8, tasks=4 if arguments.quick else None))
     if not arguments.quick:
@@ -154,9 +162,14 @@ def main() -> int:
     report.rows += cost
     report.bars += costs.bars(cost)
 
+    return finish(report, console, RESULT, ("numpy", "numba"))
+
+
+def finish(report: Report, console: Console, result: Path, distributions: tuple[str, ...]) -> int:
+    """Print the bars, write the result, and return the exit status."""
     report.print_bars(console)
-    report.write(RESULT, ("numpy", "numba"))
-    console.print(f"{len(report.bars) - report.missed} of {len(report.bars)} bars met; written to {RESULT}")
+    report.write(result, distributions)
+    console.print(f"{len(report.bars) - report.missed} of {len(report.bars)} bars met; written to {result}")
     return 1 if report.missed else 0
 
 
