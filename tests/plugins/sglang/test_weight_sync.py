@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
 from slipstream.core.weights.chain import ChainWriter
 from slipstream.plugins.sglang import control, messages
-from slipstream.plugins.sglang.drafter import engine_arguments
+from slipstream.plugins.sglang.drafter import ALGORITHM, engine_arguments
 from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, command_tensor, encode_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPTS = [[5, 9, 17, 33, 2], list(range(40, 70))]
+WIDTH = 7
+"""Tokens that a step with drafts verifies, the certain one included."""
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 
 
@@ -256,17 +259,22 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
     """A separate output head; each worker holds its shards, and both commit or neither. The engine drafts, and the one
     that its tokens are compared with does not."""
 
-    tied, dtype, workers, more = False, "float32", 2, engine_arguments(6)
+    tied, dtype, workers, more = False, "float32", 2, engine_arguments(WIDTH - 1)
 
-    def test_drafts_change_no_token_and_history_outlives_a_flush(self, engine, weights, publisher, socket):
+    def test_drafts_change_no_token_and_history_outlives_a_flush(self, engine, weights, publisher, socket, monkeypatch):
+        from sglang.srt.managers import tokenizer_manager
+
         publish(publisher, engine, weights, socket)
         long = {**GREEDY, "max_new_tokens": 60}
-        plain, drafted = [], []
         engine.fresh_engine(weights)
-        for found, each in ((plain, engine.second), (drafted, engine.engine), (drafted, engine.engine)):
-            each.flush_cache()
-            found.append(each.generate(input_ids=PROMPTS, sampling_params=long))
-        expected = [output["output_ids"] for output in plain[0]]
+        expected = [output["output_ids"] for output in engine.second.generate(input_ids=PROMPTS, sampling_params=long)]
+        # The settings of this process are those of the engine that was started last, which does not draft.
+        drafting = SimpleNamespace(speculative_algorithm=ALGORITHM, speculative_num_draft_tokens=WIDTH)
+        monkeypatch.setattr(tokenizer_manager, "get_spec", lambda: drafting)
+        drafted = []
+        for _ in range(2):
+            engine.engine.flush_cache()
+            drafted.append(engine.engine.generate(input_ids=PROMPTS, sampling_params=long))
         for outputs in drafted:
             assert [output["output_ids"] for output in outputs] == expected
         first, again = [[output["meta_info"]["spec_verify_ct"] for output in outputs] for outputs in drafted]

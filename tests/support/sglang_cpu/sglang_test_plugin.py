@@ -1,5 +1,7 @@
 """Means to break weight sync inside a real SGLang scheduler: methods that `Engine.collective_rpc` reaches.
 
+An engine that can draft does here, whether or not that pays on this host.
+
 Found by SGLang like any plugin, through the distribution beside it.
 """
 
@@ -20,6 +22,15 @@ def register() -> None:
     Scheduler.slipstream_test_lose = lose
     attention = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
     HookRegistry.register(attention, verifying, HookType.AROUND)
+    drafting = "slipstream.plugins.sglang.drafter.Drafting.__init__"
+    HookRegistry.register(drafting, always_drafting, HookType.AROUND)
+
+
+def always_drafting(original: Callable[..., None], drafting: Any, *arguments: Any, **options: Any) -> None:
+    """The load switch stays on."""
+    original(drafting, *arguments, **options)
+    if drafting.drafter is not None:
+        drafting.drafter.load.wants_drafts = lambda batch: True
 
 
 def verifying(
