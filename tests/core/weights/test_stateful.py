@@ -210,7 +210,10 @@ class SyncMachine(RuleBasedStateMachine):
                 self.world.sync(faults)
             self.world.heal()
         self.world.net.forget()
+        others = {worker.kind for worker in self.world.workers}
         self.world.workers.insert(index, away)
+        if away.kind not in others:  # it may take tensors that nobody took so far
+            self.world.settle()
 
     @rule(index=st.integers(0, 2))
     def sleep(self, index):
