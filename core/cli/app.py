@@ -182,7 +182,7 @@ def plan(
     raise typer.Exit(command.run(workload, as_json=as_json, html=html, trace=trace, profile=profile))
 
 
-@app.command()
+@app.command(epilog=_examples("profile --out machine.json", "profile --seconds 0.1 --width 256 --json"))
 def profile(
     seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement; there are about 40.")] = 0.5,
     width: Annotated[int | None, typer.Option(min=16, help="Of the stand-in model; default: a large one.")] = None,
