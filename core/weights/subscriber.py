@@ -191,7 +191,7 @@ class Subscriber:
             for feed in feeds:
                 told = np.array(fingerprints[feed.begin.sender], "<u8").tobytes()
                 feed.send(Applied(told, feed.waited, worked))
-            committed, audit = self._await_commit(feeds, timeout)
+            audit = self._await_commit(feeds, timeout)
         except BaseException as error:
             self._undo(transaction)
             if isinstance(error, CorruptFrameError):
@@ -203,7 +203,7 @@ class Subscriber:
         self.applied += 1
         if audit:
             try:
-                self._audit(committed, timeout)
+                self._audit(feeds, timeout)
             except BaseException as error:
                 self.invalidate("an audit failed half-way")
                 _tell(feeds, error)
@@ -223,12 +223,13 @@ class Subscriber:
         self._places = layout, list(units), places_of(layout, units)
         return self._places[2]
 
-    def _await_commit(self, feeds: Sequence[Feed], timeout: float) -> tuple[list[Feed], bool]:
+    def _await_commit(self, feeds: Sequence[Feed], timeout: float) -> bool:
         """Wait for the verdict of the trainer ranks, which they reach together: one commit stands for all.
 
+        A publisher that was lost right before does not undo what the others already count as done.
+
         Returns:
-            The feeds that said so themselves (a publisher that was lost right before does not undo what the others
-            already count as done), and whether all of them go on with an audit.
+            Whether all of them go on with an audit.
         """
         # Longer than any other wait: the trainer ranks first have to agree, and the slowest may be at its limit. All
         # are listened to at once, so that a verdict that is lost on one way does not hold up the others'.
@@ -258,7 +259,7 @@ class Subscriber:
             raise failure
         if failure is not None:
             logger.warning("%s: committed, but one trainer rank did not confirm it: %s", self._name, failure)
-        return committed, audit and failure is None
+        return audit and failure is None
 
     def _undo(self, transaction: Transaction) -> None:
         try:
@@ -306,7 +307,11 @@ class Subscriber:
         return fingerprints
 
     def _audit(self, feeds: Sequence[Feed], timeout: float) -> None:
-        """Load the whole checkpoint with the engine's own loader and compare checksums before and after."""
+        """Load the whole checkpoint with the engine's own loader and compare checksums before and after.
+
+        Every worker reads the trainer ranks in the same order, not as they happened to commit: what a rank broadcasts
+        moves when all workers read it, so two that wait for different ranks would wait for ever.
+        """
         before = self._engine.checksums()
         self._engine.load_weights(self._checkpoint(feeds, timeout))
         self._engine.finish_loading()

@@ -9,7 +9,7 @@ from fault_world import TIMEOUT, World, trained
 from faulty_net import Fault
 from toy_engine import Pair, ToyEngine, checkpoint
 
-from slipstream.core.weights import EngineFailedError, InProcessHub, Publisher, PublisherSettings, SyncError
+from slipstream.core.weights import EngineFailedError, InProcessHub, Publisher, PublisherSettings, Subscriber, SyncError
 from slipstream.core.weights.conversation import STEPS, Conversation, State
 from slipstream.core.weights.delivery import Delivery
 from slipstream.core.weights.errors import (
@@ -115,6 +115,31 @@ def test_units_that_one_rank_could_not_tell_are_told_again():
         world = World(2, ("whole",))
         world.sync({index: Fault("lose")})
         world.heal()
+
+
+def test_every_worker_reads_an_audit_in_the_order_of_the_ranks(monkeypatch):
+    """Two workers that heard the commits in different orders waited for different broadcasts, for ever."""
+    late: list[Feed] = []
+    orders: list[list[int]] = []
+    expect, audit = Feed.expect, Subscriber._audit
+
+    def expect_late(self, kind, timeout):
+        if kind is Commit and self.begin.sender == 0 and self not in late:
+            late.append(self)
+            raise SyncTimeoutError("the verdict of rank 0 comes after that of rank 1")
+        return expect(self, kind, timeout)
+
+    def audit_noted(self, feeds, timeout):
+        orders.append([feed.begin.sender for feed in feeds])
+        audit(self, feeds, timeout)
+
+    monkeypatch.setattr(Feed, "expect", expect_late)
+    monkeypatch.setattr(Subscriber, "_audit", audit_noted)
+    world = World(2, ("whole",))
+    world.set(audit_every=1)
+    world.heal()
+    assert late
+    assert orders == [[0, 1]]
 
 
 @pytest.mark.parametrize("level", [0, 2])
