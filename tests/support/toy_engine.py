@@ -162,7 +162,7 @@ class Pair:
             return self.publisher.deliver(update, hub, len(ends), agree)
         finally:
             for thread in threads:
-                thread.join(3 * patience)
+                thread.join(3 * patience + 30)  # a busy machine is no hang
                 assert not thread.is_alive(), "an engine worker hangs"
 
     def holds(self, weights: dict[str, Tensor]) -> bool:
