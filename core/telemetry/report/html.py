@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from slipstream.core.charts import document, escaped, gantt, heat_map, lines, stacked_bars, table
 from slipstream.core.telemetry.history import RunHistory
@@ -52,8 +53,14 @@ def _charts(run: RunHistory, baseline: RunHistory | None) -> str:
     return "".join(parts)
 
 
+def _without_home(path: Path) -> str:
+    """A page is shown to others."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
 def _about(run: RunHistory) -> str:
-    told = [str(run.path)]
+    told = [_without_home(run.path)]
     if run.begin:
         began = datetime.datetime.fromtimestamp(run.begin)
         told.append(f"{began:%Y-%m-%d %H:%M}, {(run.end - run.begin) / 60:.0f} minutes")

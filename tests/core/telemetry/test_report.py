@@ -184,6 +184,13 @@ def test_the_page_is_well_formed_and_has_every_part(log: Path):
     assert "http" not in text.replace("http-equiv", "")
 
 
+def test_the_page_does_not_tell_whose_home_it_came_from(log: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "home", lambda: log.parent)
+    text = page([read_run(log)])
+    assert f"~/{log.name}" in text
+    assert str(log.parent) not in text
+
+
 def test_runs_that_share_a_cluster_are_drawn_in_one_chart_with_their_waits(tmp_path: Path):
     def leased(name: str, began: float) -> RunHistory:
         stage = LeasedStage(time=began, pipeline=name, step=1, stage="rollout", began=began, seconds=4, waited=2)
