@@ -138,7 +138,8 @@ class LoadSwitch:
             self.probes += 1
 
     def _compare(self, load: _Load) -> None:
-        if not (load.plain_steps and load.drafted_steps):
+        if min(load.plain_steps, load.drafted_steps) < PROBE_STEPS:  # one of them may be the one out of line
+            load.until_probe = FIRST_PROBE
             return
         gain = load.tokens / load.y * load.plain
         better = gain > 1 + MARGIN if not load.on else gain > 1 - MARGIN

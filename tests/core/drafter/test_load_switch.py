@@ -58,6 +58,16 @@ def test_a_step_in_which_something_was_compiled_does_not_turn_it_off(slow: int) 
     assert switch.turned_off == 0
 
 
+@pytest.mark.parametrize("drafting", [(9,), (5, 9), (9, 30, 50)])
+def test_a_few_slow_drafts_decide_nothing(drafting: tuple[int, ...]) -> None:
+    """A first answer has little to copy: the step in which something was compiled was one of two that drafted."""
+    switch = LoadSwitch()
+    for step in range(64):
+        drafted = 1 if step in drafting and switch.wants_drafts(1) else 0
+        switch.timed(1, drafted, 1, 5.0 if drafted else 0.045)
+    assert switch.wants_drafts(1)
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_the_first_drafted_step_after_plain_ones_may_be_slow(first: int) -> None:
     """The first samples of a prompt have nothing to copy; a later one is the first to draft."""
