@@ -11,10 +11,9 @@ from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
 from ..packed import RUN
 from .directory_cpu import read_header, scan_blocks
-from .lanes import GROUP as CLASSED
-from .lanes import LANES
+from .lanes import LANES, PLANES, TILE
 from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
-from .scan import list_classes, pack_edges, place_ranks
+from .scan import SPAN, list_classes, pack_edges, place_ranks
 
 
 class Scratch(NamedTuple):
@@ -30,8 +29,6 @@ class Scratch(NamedTuple):
     """int32[changes], in order of class."""
     steps: Any
     """Payload [changes], in order of class."""
-    positions: Any
-    """int32[changes], elements of the block in order."""
 
 
 @jit
@@ -43,7 +40,6 @@ def make_scratch(changes: int, payload: Any) -> Scratch:
         np.empty(changes, np.uint8),
         np.empty(changes, np.int32),
         np.empty(changes, payload.dtype),
-        np.empty(changes, np.int32),
     )
 
 
@@ -241,8 +237,8 @@ def decode_block(
 
 
 @jit
-def pack_offsets(positions: Any, room: int, first: int, starts: Any, offsets: Any) -> None:
-    """Cut the ascending `positions` of a block of `room` elements into runs: offsets in them, first change of each."""
+def pack_offsets(positions: Any, first: int, starts: Any, offsets: Any) -> None:
+    """Cut the ascending `positions` of a block into runs: offsets in them, first change of each."""
     for i in range(positions.size):
         offsets[i] = positions[i] & (RUN - 1)
     for r in range(starts.size):
@@ -283,11 +279,14 @@ def decode_blocks(
     packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
     scratch = make_scratch(most, payload)
-    masks = np.empty(LANES * ((min(block, n) + CLASSED - 1) // CLASSED) if classes > 1 else 0, np.uint64)
+    tiles = (min(block, n) + SPAN - 1) // SPAN if classes > 1 else 0
+    planes, tallies = np.empty(PLANES * TILE * tiles, np.uint64), np.empty((tiles, LANES), np.int64)
     for k in range(begin, end):
         base, first, stop = index[k] * block, before[k], before[k + 1]
         count, room = stop - first, min(block, n - base)
         dense = offsets[k + 1] - offsets[k] == room * width
+        mine = starts[k * runs : (k + 1) * runs]
+        absolute = 1
         if dense:
             at = offsets[k]
             for i in range(room):
@@ -297,13 +296,12 @@ def decode_blocks(
                 at += width
                 scratch.ranks[i] = i
                 payload[first + i] = bits
-            absolute = 1
         else:
+            tally = tallies[: (room + SPAN - 1) // SPAN]
             sizes[:] = 0
-            if classes == 1:
-                sizes[0] = room
-            else:
-                list_classes(old, base, base + room, shift, field, packed, masks, sizes)
+            sizes[0] = room
+            if classes > 1:
+                list_classes(old, base, base + room, shift, field, packed, planes, tally, sizes)
             steps = payload[first:stop] if classes == 1 else scratch.steps
             error, absolute = decode_block(
                 data, offsets[k], offsets[k + 1], sizes, orders, 8 * width, begins, scratch, steps
@@ -311,17 +309,11 @@ def decode_blocks(
             if error:
                 return error
             if classes > 1 and count != place_ranks(
-                masks,
-                (room + CLASSED - 1) // CLASSED,
-                scratch.ranks,
-                begins,
-                steps,
-                scratch.positions,
-                payload[first:stop],
+                planes, tally, scratch.ranks, begins, scratch.steps, first, stop, mine, out, payload
             ):
                 return TYPE
-        positions = scratch.ranks if classes == 1 or dense else scratch.positions
-        pack_offsets(positions[:count], room, first, starts[k * runs : (k + 1) * runs], out[first:stop])
+        if classes == 1 or dense:
+            pack_offsets(scratch.ranks[:count], first, mine, out[first:stop])
         for r in range(runs):
             bases[k * runs + r] = base + r * RUN
         moved[k * runs : (k + 1) * runs] = not absolute
