@@ -10,10 +10,11 @@ from ..bit_fields import GROUP, WIDEST, put_field_sums, put_steps
 from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
 from ..packed import RUN
+from ..prefetch import array_at
 from .directory_cpu import read_header, scan_blocks
 from .lanes import LANES, PLANES, TILE
 from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
-from .scan import SPAN, list_classes, pack_edges, place_ranks
+from .scan import SPAN, list_classes, place_ranks
 
 
 class Scratch(NamedTuple):
@@ -267,7 +268,7 @@ def decode_blocks(
     payload: Any,
     moved: Any,
 ) -> int:
-    """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error.
+    """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error. `edges` are packed.
 
     Writes `PackedChanges`: out holds the offsets, and every block has as many runs. `old` is read only for more than
     one class.
@@ -276,7 +277,6 @@ def decode_blocks(
     most = 0
     for k in range(begin, end):
         most = max(most, before[k + 1] - before[k])
-    packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
     scratch = make_scratch(most, payload)
     tiles = (min(block, n) + SPAN - 1) // SPAN if classes > 1 else 0
@@ -301,7 +301,7 @@ def decode_blocks(
             sizes[:] = 0
             sizes[0] = room
             if classes > 1:
-                list_classes(old, base, base + room, shift, field, packed, planes, tally, sizes)
+                list_classes(old, base, base + room, shift, field, edges, planes, tally, sizes)
             steps = payload[first:stop] if classes == 1 else scratch.steps
             error, absolute = decode_block(
                 data, offsets[k], offsets[k + 1], sizes, orders, 8 * width, begins, scratch, steps
@@ -322,20 +322,14 @@ def decode_blocks(
 
 @jit
 def scan_all(
-    data: Any,
-    sections: Any,
-    width: int,
-    classes: int,
-    block: int,
-    index: Any,
-    offsets: Any,
-    before: Any,
-    runs: Any,
+    data: Any, sections: Any, maps: Any, width: int, block: int, index: Any, offsets: Any, before: Any, runs: Any
 ) -> int:
     """`scan_blocks` of the messages of several units; returns an error or 0.
 
     Args:
-        sections: int64[k, 3], start and size of each message, elements of its unit.
+        sections: int64[k, 5], start and size of each message, elements of its unit, row of its map, address of its old
+            values (one class: any).
+        maps: int64[m, 4 + 8], number of classes, shift and mask of the exponent byte, packed edges, orders.
         index: int64[room], block numbers, message after message.
         offsets, before: int64[room + k], byte in `data` and changes before, with one more for the end of each message.
         runs: int64[k + 1], filled with the blocks before each message, and all.
@@ -344,7 +338,9 @@ def scan_all(
     for i in range(sections.shape[0]):
         start, size, numel = sections[i, 0], sections[i, 1], sections[i, 2]
         runs[i] = k
-        error, found, at, changes = scan_blocks(data[start : start + size], numel, width, classes, block)
+        error, found, at, changes = scan_blocks(
+            data[start : start + size], numel, width, maps[sections[i, 3], 0], block
+        )
         if error:
             return int(error)
         for j in range(found.size):
@@ -362,46 +358,43 @@ def scan_all(
 def decode_all(
     data: Any,
     sections: Any,
+    maps: Any,
     index: Any,
     offsets: Any,
     before: Any,
     runs: Any,
     begin: int,
     end: int,
-    old: Any,
-    edges: Any,
-    orders: Any,
-    shift: int,
-    field: int,
+    like: Any,
     block: int,
-    width: int,
     bases: Any,
     starts: Any,
     out: Any,
     payload: Any,
     moved: Any,
 ) -> int:
-    """`decode_blocks` begin to end of `scan_all`; orders: int64[k, classes]. Several classes: one unit, `old`."""
+    """`decode_blocks` begin to end of `scan_all`; `like` is an array of the type of the elements."""
     each = (block + RUN - 1) // RUN
     i = int(np.searchsorted(runs, begin, side="right")) - 1
     while i < sections.shape[0] and runs[i] < end:
         first, last = runs[i], runs[i + 1]
         parts = slice(first * each, last * each)
+        known = maps[sections[i, 3]]
         error = decode_blocks(
             data,
             sections[i, 2],
-            old,
+            array_at(sections[i, 4], sections[i, 2], like),
             index[first:last],
             offsets[first + i : last + i + 1],
             before[first + i : last + i + 1],
             max(begin, first) - first,
             min(end, last) - first,
-            edges,
-            orders[i],
-            shift,
-            field,
+            np.uint64(known[3]),
+            known[4 : 4 + known[0]],
+            known[1],
+            known[2],
             block,
-            width,
+            like.itemsize,
             bases[parts],
             starts[parts],
             out,

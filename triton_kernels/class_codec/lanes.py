@@ -134,7 +134,7 @@ def put_sums(typingctx: Any, words: Any, at: Any, sums: Any, to: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def group_of(typingctx: Any, sums: Any, at: Any, rank: Any) -> Any:
-    """The group of a tile with the element of that rank, by the sums of its class: so many of them are at most `rank`."""
+    """The group of a tile that has the element of so high a rank: so many sums of its class are not above it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         loaded = builder.load(_vector_at(context, builder, signature.args[0], args[0], args[1], _COUNTS))

@@ -9,11 +9,17 @@ from llvmlite import binding
 
 from ..jit import jit
 from ..packed import RUN
+from ..prefetch import prefetch
 from ..words import popcount, trailing_zeros
 from .lanes import GROUP, LANES, PLANES, TILE, code_of, deposit, group_of, put_class, put_planes, put_sums
 
 SPAN = TILE * GROUP
 """Elements of a tile."""
+AHEAD = 2 * SPAN
+"""Elements asked for before they are classed: the processor's own prefetch stops at pages, and while a tile is counted.
+Classing 12M bf16 elements took 1.4 times the read without, 0.9 with two tiles, 1.1 with one."""
+LINE = 64
+"""Bytes of a cache line, or less."""
 DEPOSITS = bool(binding.get_host_cpu_features().get("bmi2")) and binding.get_host_cpu_name() not in ("znver1", "znver2")
 """Whether the processor deposits bits at those of a mask, and not by a loop in its microcode."""
 _SELECT = np.array([([j for j in range(8) if byte >> j & 1] + [0] * 8)[:8] for byte in range(256)], np.uint8)
@@ -71,9 +77,12 @@ select_bit = select_by_deposit if DEPOSITS else select_by_table
 @jit
 def put_tile(old: Any, start: int, stop: int, shift: int, field: int, edges: Any, planes: Any, at: int) -> None:
     """`put_planes` of the elements [start, stop), at most a tile, from planes[at] on; what is missing is in class 0."""
-    groups = (stop - start) // GROUP
+    groups, line, last = (stop - start) // GROUP, LINE // old.itemsize, old.size - 1
     for g in range(groups):
-        put_planes(old, start + GROUP * g, shift, field, edges, planes, at + g)
+        first = start + GROUP * g
+        for k in range(0, GROUP, line):
+            prefetch(old, min(first + AHEAD + k, last))
+        put_planes(old, first, shift, field, edges, planes, at + g)
     if groups < TILE:
         first = start + GROUP * groups
         tail = np.zeros(GROUP, old.dtype)
