@@ -1,4 +1,4 @@
-"""The engine suite on OpenRLHF's own engine actor (as Ray's workers have it, but in this process) over the real vLLM."""
+"""The engine suite on OpenRLHF's engine actor, as Ray's workers have it but in this process, over the real vLLM."""
 
 from __future__ import annotations
 
