@@ -49,9 +49,23 @@ TRAINER = """
 """
 
 
-def train(node: dict[str, object]) -> None:
+LISTENER = """
+    from slipstream.core.hooks import hookimpl
+
+    @hookimpl
+    def slipstream_stage_started(stage):
+        print("hook: started", stage.name, stage.step)
+
+    @hookimpl
+    def slipstream_stage_finished(stage):
+        print("hook: finished", stage.name, stage.step)
+"""
+
+
+def train(node: dict[str, object], **variables: str) -> str:
     environment = {
         **os.environ,
+        **variables,
         "SLIPSTREAM_NODE": json.dumps(node),
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "slipstream.plugins.verl.cpu",
@@ -65,6 +79,7 @@ def train(node: dict[str, object]) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_run_notes_its_start_its_stages_and_its_steps(tmp_path: Path):
@@ -81,3 +96,20 @@ def test_a_run_notes_its_start_its_stages_and_its_steps(tmp_path: Path):
     assert (step.step, step.reward, step.tokens_per_second) == (7, 0.5, None)
     assert set(step.stages) == {"gen", "update_weights"}
     assert step.sync_seconds == step.stages["update_weights"]
+
+
+def test_stage_hooks_fire_without_an_event_log(tmp_path: Path):
+    """For another distribution's plugin, installed the way pip leaves it."""
+    info = tmp_path / "listener-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: listener\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[slipstream]\nlistener = listener\n")
+    (tmp_path / "listener.py").write_text(textwrap.dedent(LISTENER))
+    told = train({"events": None}, PYTHONPATH=str(tmp_path)).splitlines()
+    assert [line for line in told if line.startswith("hook:")] == [
+        "hook: started gen 7",
+        "hook: finished gen 7",
+        "hook: started update_weights 7",
+        "hook: finished update_weights 7",
+        "hook: started update_actor 7",
+    ]
