@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
+from slipstream.core.telemetry import expose
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 
 
@@ -24,8 +25,9 @@ class SyncMetrics:
 
     def train_step(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], int]:
         """See `BasePPOTrainer.train_step`."""
-        status, step = super().train_step(*args, **kwargs)  # type: ignore[misc]
-        return {**status, **self._slipstream_metrics}, step
+        status, following = super().train_step(*args, **kwargs)  # type: ignore[misc]
+        expose(following, self._slipstream_metrics)
+        return {**status, **self._slipstream_metrics}, following
 
 
 _Trainer: Any = plain(ppo_trainer.PPOTrainer)

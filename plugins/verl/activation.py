@@ -19,7 +19,9 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None:
         return
-    features = {*enabled_features(config), "stages"} | ({"events"} if config.events is not None else set())
+    features = {*enabled_features(config), "stages"}
+    if config.events is not None or config.prometheus_port is not None:
+        features.add("events")
     for feature, patch in _PATCHES[module.__name__]:
         if feature not in features:
             continue

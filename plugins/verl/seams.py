@@ -252,7 +252,7 @@ def _table() -> SeamTable:
         ),
         switch_off={
             "drafter": "slipstream/drafter=off",
-            "events": "slipstream.events=null",
+            "events": "slipstream.events=null slipstream.prometheus_port=null",
             "stages": "slipstream.weight_sync.strict_seams=false",
         },
     )

