@@ -188,6 +188,9 @@ class SlipstreamConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     """Whether runs that share a cluster take turns."""
 
+    prometheus_port: int | None = field(default=None, metadata={"expected": "a port from 1 to 65535"})
+    """TCP port at which the training loop's process serves the last step's metrics for Prometheus; None for nowhere."""
+
     events: str | None = field(default=AUTO_EVENTS, metadata={"expected": "auto, or a path"})
     """Path of the event log that the trainer's processes append to, or None for no log. ``auto``: ``slipstream.jsonl``
     in the folder that the framework keeps for the run. A framework's adapter makes it absolute where the run is
@@ -195,3 +198,8 @@ class SlipstreamConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
+            raise ConfigError(
+                f"{self.node_path}.prometheus_port: expected a port from 1 to 65535, got {self.prometheus_port}; "
+                "null serves none"
+            )

@@ -8,6 +8,7 @@ import ray
 
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
+from slipstream.core.telemetry import expose
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 from slipstream.plugins.vllm.drafting import ReplicaDrafters
 
@@ -38,12 +39,13 @@ class StepMetrics:
         """See `BasePPOTrainer.train_step`."""
         status, step = super().train_step(rollout_samples, global_step)  # type: ignore[misc]
         config = self._slipstream_config()
-        drafting: dict[str, float] = {}
+        metrics = dict(self._slipstream_sync_metrics or {})
         if "drafter" in enabled_features(config):
             if self._slipstream_drafters is None:
                 self._slipstream_drafters = ReplicaDrafters(config)
-            drafting = self._slipstream_drafters.after_step(self.vllm_engines, global_step)
-        return {**status, **(self._slipstream_sync_metrics or {}), **drafting}, step
+            metrics |= self._slipstream_drafters.after_step(self.vllm_engines, step)
+        expose(step, metrics)
+        return {**status, **metrics}, step
 
     def _slipstream_config(self) -> SlipstreamConfig:
         return from_environment() or SlipstreamConfig()

@@ -19,7 +19,9 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None:
         return
-    features = enabled_features(config) | ({"events"} if config.events is not None else set())
+    features = {*enabled_features(config), "stages"}
+    if config.events is not None or config.prometheus_port is not None:
+        features.add("events")
     for feature, patch in _PATCHES[module.__name__]:
         if feature not in features:
             continue
@@ -133,6 +135,12 @@ def _stages(module: Any, config: SlipstreamConfig) -> None:
 
 
 def _steps(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import numbered
+
+    numbered(module.PPOTrainer)
+
+
+def _run_log(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.telemetry import noted
 
     noted(module.PPOTrainer, module.Tracking, config)
@@ -170,12 +178,13 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
         ("placement", _placed_trainers),
-        ("events", _steps),
-        ("events", _stages),
+        ("events", _run_log),
+        ("stages", _steps),
+        ("stages", _stages),
     ),
-    "verl.trainer.ppo.v1.trainer_sync": (("events", _stages),),
-    "verl.trainer.ppo.v1.trainer_colocate_async": (("events", _stages),),
-    "verl.trainer.ppo.v1.trainer_separate_async": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_sync": (("stages", _stages),),
+    "verl.trainer.ppo.v1.trainer_colocate_async": (("stages", _stages),),
+    "verl.trainer.ppo.v1.trainer_separate_async": (("stages", _stages),),
     "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),

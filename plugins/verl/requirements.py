@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
-from slipstream.core.telemetry import check_path
+from slipstream.core.telemetry import check_path, check_prometheus
 
 BACKEND = "slipstream"
 """Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
@@ -34,6 +34,8 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
         )
     if slipstream.events is not None:
         check_path(slipstream.events)
+    if slipstream.prometheus_port is not None:
+        check_prometheus()
     if slipstream.drafter.mode != "off":
         _check_drafter(config, slipstream.drafter.mode)
     if slipstream.router.mode != "native":

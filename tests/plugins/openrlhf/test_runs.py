@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from metric_names import undescribed
 from openrlhf_cpu.runs import Run, train
 
 pytestmark = pytest.mark.timeout(1500)
@@ -32,6 +33,7 @@ def test_samples_are_the_same_and_syncs_are_cheaper(run, record_property):
     assert [sync["seeded_workers"] for sync in ours.syncs] == [1] + [0] * (STEPS - 1)
     assert all(sync["payload_bytes"] < sync["dense_bytes"] for sync in ours.syncs[1:])
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
+    assert not undescribed(ours.steps[-1])
     took = [step["timing/broadcast"] - sync["audit_seconds"] for step, sync in zip(ours.steps, ours.syncs, strict=True)]
     ratio = min(took[1:]) / min(step["timing/broadcast"] for step in native.steps[1:])
     record_property("seconds over OpenRLHF's own", ratio)
