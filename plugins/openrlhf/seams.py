@@ -17,6 +17,10 @@ def _draft(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "drafter", signature, note)
 
 
+def _note(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "stages", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for OpenRLHF; importing its targets pulls in DeepSpeed and vLLM as well."""
     return SeamTable(
@@ -62,6 +66,22 @@ def seam_table() -> SeamTable:
                 "(rollout_samples, global_step)",
                 "metrics, and exchange between engines",
             ),
+            _note("openrlhf.trainer.ppo_trainer:BasePPOTrainer.ppo_train", "(global_steps)", "a stage"),
+            _note(
+                "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience_batch",
+                None,
+                "a stage",
+            ),
+            _note(
+                "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator.generate_samples",
+                "(**generate_kwargs)",
+                "a stage",
+            ),
+            _note(
+                "openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
+                "(global_step, logs_dict, client_states)",
+                "ends a step",
+            ),
             _sync(f"openrlhf.trainer.ppo_trainer:PPOTrainer.{_PLAIN}", None, "our controller derives from it"),
             _sync(f"openrlhf.trainer.ppo_trainer_async:TrainingActor.{_PLAIN}", None, "the same, asynchronous"),
             _sync("deepspeed:zero.GatheredParameters", "(params, modifier_rank, fwd_module, enabled)", "whole tensors"),
@@ -76,5 +96,9 @@ def seam_table() -> SeamTable:
                 "lays flat ranges of equal size out as `ds_tensor`",
             ),
         ),
-        switch_off={"weight_sync": "--slipstream.weight_sync native", "drafter": "--slipstream.drafter off"},
+        switch_off={
+            "weight_sync": "--slipstream.weight_sync native",
+            "drafter": "--slipstream.drafter off",
+            "stages": "--slipstream.weight_sync.strict_seams false",
+        },
     )

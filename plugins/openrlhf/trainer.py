@@ -10,6 +10,7 @@ from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
 from slipstream.core.telemetry import expose
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
+from slipstream.plugins.openrlhf.telemetry import NotedSteps
 from slipstream.plugins.vllm.drafting import ReplicaDrafters
 
 
@@ -56,10 +57,10 @@ _AsyncTrainer: Any = plain(ppo_trainer_async.TrainingActor)
 
 
 @by_reference
-class SlipstreamTrainer(StepMetrics, _Trainer):  # type: ignore[misc]
+class SlipstreamTrainer(StepMetrics, NotedSteps, _Trainer):  # type: ignore[misc]
     """Takes the place of `PPOTrainer`."""
 
 
 @by_reference
-class SlipstreamAsyncTrainer(StepMetrics, _AsyncTrainer):  # type: ignore[misc]
+class SlipstreamAsyncTrainer(StepMetrics, NotedSteps, _AsyncTrainer):  # type: ignore[misc]
     """Takes the place of `TrainingActor`."""

@@ -8,6 +8,8 @@ import pytest
 from metric_names import undescribed
 from openrlhf_cpu.runs import Run, train
 
+from slipstream.core.telemetry.history import read_run
+
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 3
 LAYERS = 12
@@ -39,6 +41,17 @@ def test_samples_are_the_same_and_syncs_are_cheaper(run, record_property):
     record_property("seconds over OpenRLHF's own", ratio)
     assert ratio < 2, "0.5 was measured; two syncs of a small model vary on a busy machine"
     assert not any(name.startswith("slipstream") for name in native.steps[-1])
+    assert not native.events.exists()
+
+    history = read_run(ours.events)
+    assert [record.step for record in history.steps] == list(range(1, STEPS + 1))
+    assert history.steps[-1].reward == ours.steps[-1]["rollout/reward_mean"]
+    assert history.steps[-1].sync_seconds == ours.steps[-1]["timing/broadcast"]
+    assert history.started is not None
+    assert history.started.versions["openrlhf"] == "0.11.2"
+    stages = {(stage.name, stage.step) for stage in history.stages}
+    names = ("generation", "make_experience", "ppo_train", "broadcast")
+    assert stages >= {(name, step) for name in names for step in range(1, STEPS + 1)}
 
 
 def test_zero_3_shards_reach_two_engines_while_they_generate(run):
