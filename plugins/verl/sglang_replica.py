@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,17 @@ class SglangDraftingServer(DraftingServer):
         self.config.engine_kwargs["sglang"] = {**engine, **engine_arguments(config.drafter.longest_draft)}
         await super().launch_server(*args, **kwargs)  # type: ignore[misc]
 
+    async def slipstream_feed_rollouts(self, *written: list[Rollout]) -> None:
+        """See `DraftingEngine`."""
+        rollouts = [(each.group, _ids(each.prompt), _ids(each.response), each.version) for each in chain(*written)]
+        await tell_drafter(self.tokenizer_manager, rollouts=rollouts)
+
+    async def slipstream_drafter_version(self, version: int) -> None:
+        """See `DraftingEngine`."""
+        await tell_drafter(self.tokenizer_manager, version)
+
     async def slipstream_drafter_statistics(self) -> dict[str, float]:
-        """See `DraftingServer`."""
+        """See `DraftingEngine`."""
         return await tell_drafter(self.tokenizer_manager)
 
     def _sampling_params(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
@@ -87,13 +97,6 @@ class SglangDraftingServer(DraftingServer):
         if GROUP in extra:
             params["custom_params"] = {**(params.get("custom_params") or {}), GROUP: extra[GROUP]}
         return params
-
-    async def _tell_version(self, version: int) -> None:
-        await tell_drafter(self.tokenizer_manager, version)
-
-    async def _feed(self, rollouts: list[Rollout]) -> None:
-        plain = [(each.group, _ids(each.prompt), _ids(each.response), each.version) for each in rollouts]
-        await tell_drafter(self.tokenizer_manager, rollouts=plain)
 
 
 def _ids(tokens: Any) -> list[int]:
