@@ -50,10 +50,11 @@ class RoutedSglangServer:
                 self._cached.pop(request_id, None)
         return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self.global_steps})
 
-    async def _noted(self, request: Any, *args: Any) -> AsyncIterator[dict[str, Any]]:
+    async def _noted(self, request: Any, *args: Any, **kwargs: Any) -> AsyncIterator[dict[str, Any]]:
         """SGLang's `generate_request`: verl drops what it says about the cache."""
-        async for output in self._ask(request, *args):
-            self._cached[request.rid] = int(output["meta_info"].get("cached_tokens", 0))
+        async for output in self._ask(request, *args, **kwargs):
+            if isinstance(request.rid, str) and request.rid in self._calls:
+                self._cached[request.rid] = int(output["meta_info"].get("cached_tokens", 0))
             yield output
 
     async def slipstream_report(self) -> EngineReport:
