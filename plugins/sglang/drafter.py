@@ -208,7 +208,7 @@ class Drafting:
         if self._step is not None:
             began, rows, drafted = self._step
             if rows == len(requests):
-                self.drafter.timed(rows, drafted, sum(map(len, emitted)), start - began)
+                self.drafter.timed(rows, drafted, start - began)
         drafts = self.drafter.step([request.rid for request in requests], emitted, room)
         width = self._width if any(len(draft) for draft in drafts) else 1
         found = np.zeros((len(requests), width), np.int64)

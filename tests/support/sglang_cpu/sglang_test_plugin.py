@@ -32,7 +32,8 @@ def always_drafting(original: Callable[..., None], drafting: Any, *arguments: An
     """The load switch stays on."""
     original(drafting, *arguments, **options)
     if drafting.drafter is not None:
-        drafting.drafter.load.wants_drafts = lambda batch: True
+        drafting.drafter.load.wants_plain = lambda batch: False
+        drafting.drafter.load.pays = lambda *_: True
 
 
 def seeded(info: Any, cls: type, batch: Any, *arguments: Any, **options: Any) -> Any:
