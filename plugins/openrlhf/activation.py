@@ -17,6 +17,7 @@ from slipstream.core.config import (
     to_json,
     with_absolute_paths,
 )
+from slipstream.core.rollout.service import CALLS_AT_ONCE
 from slipstream.core.seams import require
 from slipstream.plugins.openrlhf.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -49,7 +50,7 @@ def activate(config: SlipstreamConfig) -> None:
     from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
 
     remote: Callable[..., Any] = ray.remote
-    vllm_engine.RolloutRayActor = remote(SlipstreamRolloutActor)
+    vllm_engine.RolloutRayActor = remote(max_concurrency=CALLS_AT_ONCE)(SlipstreamRolloutActor)
     ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
     ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
     if "weight_sync" in features:

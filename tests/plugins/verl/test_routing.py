@@ -21,10 +21,10 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import RequestLoadBalancer, get_router_handle
 
 from slipstream.core.rollout import LoadReport, ReplicaLimits
+from slipstream.core.rollout.messages import EngineReport
 from slipstream.plugins.verl.routing.actor import RouterActor
 from slipstream.plugins.verl.routing.client import RoutedAsyncClient, RoutedClient, client_class, joined, next_attempt
 from slipstream.plugins.verl.routing.manager import router_config_path
-from slipstream.plugins.verl.routing.messages import EngineReport
 from slipstream.plugins.verl.routing.samples import in_samples
 
 pytestmark = pytest.mark.timeout(120)
