@@ -146,7 +146,8 @@ class Desk:
         task = asyncio.ensure_future(call)
         with self._taken(placement) as taken:
             try:
-                await asyncio.wait({task, taken}, return_when=asyncio.FIRST_COMPLETED)
+                both: set[asyncio.Future[Any]] = {task, taken}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 if not task.done():
                     task.cancel()

@@ -1,4 +1,4 @@
-"""What a live router knows about trajectories: which part of a prompt others share, and what has been computed of it."""
+"""What a live router knows about trajectories: what of a prompt others share, and how much has been computed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def activate(config: SlipstreamConfig) -> None:
     from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
 
     remote: Callable[..., Any] = ray.remote
-    vllm_engine.RolloutRayActor = remote(max_concurrency=CALLS_AT_ONCE)(SlipstreamRolloutActor)
+    # Engines serve each other's executors: with Ray's 1000 calls at once, these could wait for themselves.
+    routed = {"max_concurrency": CALLS_AT_ONCE} if "router" in features else {}
+    vllm_engine.RolloutRayActor = remote(**routed)(SlipstreamRolloutActor) if routed else remote(SlipstreamRolloutActor)
     ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
     ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
     if "weight_sync" in features:

@@ -59,7 +59,9 @@ def _check_router(args: Any, setting: str, off: str) -> None:
 def _needs_text(args: Any, setting: str, off: str) -> None:
     images = getattr(args.data, "max_images_per_prompt", 0)
     if images > 0:
-        raise ConfigError(f"{setting} needs --data.max_images_per_prompt 0 in this version, got {images}; remove it {off}")
+        raise ConfigError(
+            f"{setting} needs --data.max_images_per_prompt 0 in this version, got {images}; remove it {off}"
+        )
 
 
 def _needs_engines(args: Any, setting: str, off: str) -> None:

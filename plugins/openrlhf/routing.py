@@ -113,8 +113,8 @@ class RoutedRollout(RoutedEngine):
         version, output = self._policy, None
         if engine_id not in self._refused:
             prompt = TokensPrompt(prompt_token_ids=prompt_ids)
-            async for output in self.llm.generate(prompt, params, request_id=engine_id, priority=priority):
-                pass
+            async for each in self.llm.generate(prompt, params, request_id=engine_id, priority=priority):
+                output = each
         return Piece(output, version)
 
     async def _generate_routed(self, prompt_ids: list[int], params: Any, multi_modal_data: Any = None) -> Any:

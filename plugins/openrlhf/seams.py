@@ -66,7 +66,9 @@ def seam_table() -> SeamTable:
                 "(rollout_samples, global_step)",
                 "metrics, and exchange between engines",
             ),
-            _route(f"{_ENGINE}:RolloutRayActor.{_PLAIN}.__init__", "(*args, bundle_indices, ...)", "watches the engine"),
+            _route(
+                f"{_ENGINE}:RolloutRayActor.{_PLAIN}.__init__", "(*args, bundle_indices, ...)", "watches the engine"
+            ),
             _route(
                 f"{_ENGINE}:RolloutRayActor.{_PLAIN}.generate_responses",
                 "(prompt, label, sampling_params, ...)",
@@ -85,7 +87,9 @@ def seam_table() -> SeamTable:
                 "a trajectory from its first turn to its end",
             ),
             _route("openrlhf.utils.agent:SingleTurnAgentExecutor", None, "its trajectories end with their only turn"),
-            _route("vllm.v1.engine.async_llm:AsyncLLM.generate", "(prompt, sampling_params, request_id, ...)", "a turn"),
+            _route(
+                "vllm.v1.engine.async_llm:AsyncLLM.generate", "(prompt, sampling_params, request_id, ...)", "a turn"
+            ),
             _route("vllm.outputs:CompletionOutput.__init__", "(index, text, token_ids, ...)", "attempts are joined"),
             _route(
                 "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request",
@@ -112,5 +116,9 @@ def seam_table() -> SeamTable:
                 "lays flat ranges of equal size out as `ds_tensor`",
             ),
         ),
-        switch_off={"weight_sync": "--slipstream.weight_sync native", "drafter": "--slipstream.drafter off", "router": "--slipstream.router native"},
+        switch_off={
+            "weight_sync": "--slipstream.weight_sync native",
+            "drafter": "--slipstream.drafter off",
+            "router": "--slipstream.router native",
+        },
     )

@@ -64,4 +64,5 @@ class RouterActor(RouterService):
         """See verl's protocol."""
         return sum(self._loads().values())
 
+
 Router = cast(Any, ray.remote)(max_concurrency=CALLS_AT_ONCE)(RouterActor)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
 from openrlhf_cpu.parity_reward import reward_func
 
 TURNS = 2
