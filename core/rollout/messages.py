@@ -13,6 +13,9 @@ from slipstream.core.rollout.requests import LoadReport, ReplicaLimits
 BLOCK_TOKENS = 16
 """Granularity at which shared prefixes are found; not the engine's."""
 
+REMEMBERED_ABORTS = 4096
+"""Aborts of requests that have not reached their engine yet, at most, that a server keeps in mind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -68,8 +68,9 @@ def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
             path = (part, field.name)
             name = part if field.name == _MODE else ".".join(path)
             yield f"{PREFIX}{name}", path, _described(schema, field)
-    events = next(field for field in dataclasses.fields(SlipstreamConfig) if field.name == "events")
-    yield f"{PREFIX}events", ("events",), _described(SlipstreamConfig, events)
+    for field in dataclasses.fields(SlipstreamConfig):
+        if field.name not in _parts():
+            yield f"{PREFIX}{field.name}", (field.name,), _described(SlipstreamConfig, field)
 
 
 def _parts() -> dict[str, Any]:

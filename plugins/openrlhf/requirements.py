@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
-from slipstream.core.telemetry import check_path
+from slipstream.core.telemetry import check_path, check_prometheus
 
 
 def check(args: Any, slipstream: SlipstreamConfig) -> None:
@@ -20,6 +20,8 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
     """
     if slipstream.events is not None:
         check_path(slipstream.events)
+    if slipstream.prometheus_port is not None:
+        check_prometheus()
     if slipstream.placement.mode != "native":
         raise ConfigError(
             f"--slipstream.placement {slipstream.placement.mode}: not available for OpenRLHF in this version; remove it"

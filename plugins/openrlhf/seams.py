@@ -21,6 +21,10 @@ def _route(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "router", signature, note)
 
 
+def _note(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "stages", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for OpenRLHF; importing its targets pulls in DeepSpeed and vLLM as well."""
     return SeamTable(
@@ -102,6 +106,22 @@ def seam_table() -> SeamTable:
                 "(rollout_samples, global_step)",
                 "metrics in what is logged",
             ),
+            _note("openrlhf.trainer.ppo_trainer:BasePPOTrainer.ppo_train", "(global_steps)", "a stage"),
+            _note(
+                "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience_batch",
+                None,
+                "a stage",
+            ),
+            _note(
+                "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator.generate_samples",
+                "(**generate_kwargs)",
+                "a stage",
+            ),
+            _note(
+                "openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
+                "(global_step, logs_dict, client_states)",
+                "ends a step",
+            ),
             _sync(f"openrlhf.trainer.ppo_trainer:PPOTrainer.{_PLAIN}", None, "our controller derives from it"),
             _sync(f"openrlhf.trainer.ppo_trainer_async:TrainingActor.{_PLAIN}", None, "the same, asynchronous"),
             _sync("deepspeed:zero.GatheredParameters", "(params, modifier_rank, fwd_module, enabled)", "whole tensors"),
@@ -120,5 +140,6 @@ def seam_table() -> SeamTable:
             "weight_sync": "--slipstream.weight_sync native",
             "drafter": "--slipstream.drafter off",
             "router": "--slipstream.router native",
+            "stages": "--slipstream.weight_sync.strict_seams false",
         },
     )

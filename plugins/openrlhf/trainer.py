@@ -8,8 +8,10 @@ import ray
 
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
+from slipstream.core.telemetry import expose
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
 from slipstream.plugins.openrlhf.router import RunRouter
+from slipstream.plugins.openrlhf.telemetry import NotedSteps
 from slipstream.plugins.vllm.drafting import ReplicaDrafters
 
 
@@ -46,13 +48,15 @@ class StepMetrics:
         """See `BasePPOTrainer.train_step`."""
         status, step = super().train_step(rollout_samples, global_step)  # type: ignore[misc]
         config = self._slipstream_config()
-        drafting: dict[str, float] = {}
-        routing = {} if self._slipstream_router is None else self._slipstream_router.after_step(global_step)
+        metrics = dict(self._slipstream_sync_metrics or {})
         if "drafter" in enabled_features(config):
             if self._slipstream_drafters is None:
                 self._slipstream_drafters = ReplicaDrafters(config)
-            drafting = self._slipstream_drafters.after_step(self.vllm_engines, global_step)
-        return {**status, **(self._slipstream_sync_metrics or {}), **drafting, **routing}, step
+            metrics |= self._slipstream_drafters.after_step(self.vllm_engines, step)
+        if self._slipstream_router is not None:
+            metrics |= self._slipstream_router.after_step(step)
+        expose(step, metrics)
+        return {**status, **metrics}, step
 
     def _slipstream_config(self) -> SlipstreamConfig:
         return from_environment() or SlipstreamConfig()
@@ -63,10 +67,10 @@ _AsyncTrainer: Any = plain(ppo_trainer_async.TrainingActor)
 
 
 @by_reference
-class SlipstreamTrainer(StepMetrics, _Trainer):  # type: ignore[misc]
+class SlipstreamTrainer(StepMetrics, NotedSteps, _Trainer):  # type: ignore[misc]
     """Takes the place of `PPOTrainer`."""
 
 
 @by_reference
-class SlipstreamAsyncTrainer(StepMetrics, _AsyncTrainer):  # type: ignore[misc]
+class SlipstreamAsyncTrainer(StepMetrics, NotedSteps, _AsyncTrainer):  # type: ignore[misc]
     """Takes the place of `TrainingActor`."""

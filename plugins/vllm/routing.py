@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from slipstream.core.rollout.messages import EngineReport
+from slipstream.core.rollout.messages import REMEMBERED_ABORTS, EngineReport
 from slipstream.plugins.vllm.metering import EngineMeter
-
-REMEMBERED_ABORTS = 4096
 
 
 class RoutedEngine:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from metric_names import undescribed
 from openrlhf_cpu.command import HERE
 from openrlhf_cpu.runs import Run, train
+
+from slipstream.core.telemetry.history import read_run
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 3
@@ -34,11 +37,23 @@ def test_samples_are_the_same_and_syncs_are_cheaper(run, record_property):
     assert [sync["seeded_workers"] for sync in ours.syncs] == [1] + [0] * (STEPS - 1)
     assert all(sync["payload_bytes"] < sync["dense_bytes"] for sync in ours.syncs[1:])
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
+    assert not undescribed(ours.steps[-1])
     took = [step["timing/broadcast"] - sync["audit_seconds"] for step, sync in zip(ours.steps, ours.syncs, strict=True)]
     ratio = min(took[1:]) / min(step["timing/broadcast"] for step in native.steps[1:])
     record_property("seconds over OpenRLHF's own", ratio)
     assert ratio < 2, "0.5 was measured; two syncs of a small model vary on a busy machine"
     assert not any(name.startswith("slipstream") for name in native.steps[-1])
+    assert not native.events.exists()
+
+    history = read_run(ours.events)
+    assert [record.step for record in history.steps] == list(range(1, STEPS + 1))
+    assert history.steps[-1].reward == ours.steps[-1]["rollout/reward_mean"]
+    assert history.steps[-1].sync_seconds == ours.steps[-1]["timing/broadcast"]
+    assert history.started is not None
+    assert history.started.versions["openrlhf"] == "0.11.2"
+    stages = {(stage.name, stage.step) for stage in history.stages}
+    names = ("generation", "make_experience", "ppo_train", "broadcast")
+    assert stages >= {(name, step) for name in names for step in range(1, STEPS + 1)}
 
 
 def test_zero_3_shards_reach_two_engines_while_they_generate(run):
@@ -83,6 +98,7 @@ def test_every_turn_goes_to_a_free_engine_and_changes_no_sample(run):
     assert routed.samples == bound.samples
     for samples in bound.samples:
         assert [sample["prompt"] for sample in samples[::4]] == [sample["prompt"] for sample in samples[3::4]]
+    assert not undescribed(routed.steps[-1])
     assert [_answers(step) for step in routed.steps] == [[12, 12]] * 2, "6 samples of 2 turns each; 8 and 4 when bound"
 
 

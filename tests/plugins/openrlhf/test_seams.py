@@ -20,8 +20,10 @@ import inspect, json, sys
 import ray
 from slipstream.core.config import parse_config
 if "active" in sys.argv:
-    from slipstream.plugins.openrlhf.activation import activate
-    activate(parse_config({"weight_sync": {"mode": "delta"}}))
+    from slipstream.plugins.openrlhf.activation import activate, carry
+    config = parse_config({"weight_sync": {"mode": "delta"}})
+    activate(config)
+    carry(config)
 from openrlhf.trainer.ray import ppo_actor, vllm_engine
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=10**8)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import ray
+from metric_names import missing, undescribed
 from toy_handles import Handle
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
@@ -190,6 +191,8 @@ def test_requests_wait_until_their_context_fits_and_come_back_as_the_server_gave
         # 1.25 trajectories a slot; before any has ended, 0.85 x 3000 tokens hold fewer of 40 + a quarter of 1024.
         assert 1 < await world.servers["host:0"].get.remote("most") <= 10
         metrics = await world.router.take_metrics.remote()
+        assert not missing("router", metrics)
+        assert not undescribed(f"slipstream/router/{name}" for name in metrics)
         assert metrics["queue_max"] >= 6
         assert metrics["replica_0/answers"] == 24
         assert metrics["replica_0/output_tokens"] == 24 * 20
