@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ class Handle:
             try:
                 return work.result()
             except Exception as error:
-                raise ray.exceptions.RayTaskError(name, "", error).as_instanceof_cause() from error
+                raise ray.exceptions.RayTaskError(name, traceback.format_exc(), error).as_instanceof_cause() from error
 
         return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs)))
 
