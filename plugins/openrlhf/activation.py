@@ -17,6 +17,7 @@ from slipstream.core.config import (
     to_json,
     with_absolute_paths,
 )
+from slipstream.core.rollout.service import CALLS_AT_ONCE
 from slipstream.core.seams import require
 from slipstream.plugins.openrlhf.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -48,7 +49,9 @@ def activate(config: SlipstreamConfig) -> None:
     from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
 
     remote: Callable[..., Any] = ray.remote
-    vllm_engine.RolloutRayActor = remote(SlipstreamRolloutActor)
+    # Engines serve each other's executors: with Ray's 1000 calls at once, these could wait for themselves.
+    routed = {"max_concurrency": CALLS_AT_ONCE} if "router" in features else {}
+    vllm_engine.RolloutRayActor = remote(**routed)(SlipstreamRolloutActor) if routed else remote(SlipstreamRolloutActor)
     ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
     ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
     if "weight_sync" in features:

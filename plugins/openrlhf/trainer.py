@@ -10,6 +10,7 @@ from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from slipstream.core.config import SlipstreamConfig, enabled_features, from_environment
 from slipstream.core.telemetry import expose
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
+from slipstream.plugins.openrlhf.router import RunRouter
 from slipstream.plugins.openrlhf.telemetry import NotedSteps
 from slipstream.plugins.vllm.drafting import ReplicaDrafters
 
@@ -21,8 +22,15 @@ class StepMetrics:
     vllm_engines: Any
     _slipstream_sync_metrics: dict[str, float] | None = None
     _slipstream_drafters: ReplicaDrafters | None = None
+    _slipstream_router: RunRouter | None = None
     _slipstream_updates = 0
     """Of the engines' weights."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = self._slipstream_config()
+        if "router" in enabled_features(config):  # nothing is generated before this controller is there
+            self._slipstream_router = RunRouter(self.vllm_engines, config)
 
     def broadcast_to_vllm(self) -> None:
         """See `BasePPOTrainer.broadcast_to_vllm`; a policy that is not ours has no such metrics, which is an error."""
@@ -32,7 +40,7 @@ class StepMetrics:
         if "weight_sync" in features:
             told = self.actor_model_group.async_run_method(method_name="slipstream_sync_metrics")
             self._slipstream_sync_metrics = ray.get(told)[0]
-        elif "drafter" in features:
+        elif features & {"drafter", "router"}:
             version = self._slipstream_updates
             ray.get([engine.slipstream_drafter_version.remote(version) for engine in self.vllm_engines])
 
@@ -45,6 +53,8 @@ class StepMetrics:
             if self._slipstream_drafters is None:
                 self._slipstream_drafters = ReplicaDrafters(config)
             metrics |= self._slipstream_drafters.after_step(self.vllm_engines, step)
+        if self._slipstream_router is not None:
+            metrics |= self._slipstream_router.after_step(step)
         expose(step, metrics)
         return {**status, **metrics}, step
 

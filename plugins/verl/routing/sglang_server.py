@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from slipstream.core.rollout import LoadReport
+from slipstream.core.rollout.messages import REMEMBERED_ABORTS, EngineReport
 from slipstream.plugins.sglang.metering import EngineMeter, ask
-from slipstream.plugins.verl.routing.messages import EngineReport
-from slipstream.plugins.verl.routing.server import REMEMBERED_ABORTS
 from verl.workers.rollout.replica import TokenOutput
 
 

@@ -97,12 +97,16 @@ def test_without_slipstream_the_worker_runs_none_of_them():
 
 
 def _arguments(**changed):
-    values = {"engines": 1, "lora": 0, "quantised": False, "images": 0} | changed
+    values = {"engines": 1, "lora": 0, "quantised": False, "images": 0, "determinism": False} | changed
     return SimpleNamespace(
         vllm=SimpleNamespace(num_engines=values["engines"]),
         ds=SimpleNamespace(lora=SimpleNamespace(rank=values["lora"]), load_in_4bit=values["quantised"]),
         data=SimpleNamespace(max_images_per_prompt=values["images"]),
+        train=SimpleNamespace(full_determinism_enable=values["determinism"]),
     )
+
+
+ROUTED = {"router": {"mode": "cache_aware"}, "weight_sync": {"mode": "native"}}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,9 @@ def _arguments(**changed):
         ({"lora": 8}, {}, "--ds.lora.rank 0 in this version, got 8"),
         ({"quantised": True}, {}, "--ds.load_in_4bit"),
         ({"images": 2}, {}, "--data.max_images_per_prompt 0 in this version, got 2"),
-        ({}, {"router": {"mode": "cache_aware"}}, "--slipstream.router cache_aware: not available"),
+        ({"images": 2}, ROUTED, "router cache_aware needs --data.max_images_per_prompt 0 in this version, got 2"),
+        ({"engines": 0}, ROUTED, "router cache_aware needs --vllm.num_engines of 1 or more"),
+        ({"determinism": True}, ROUTED, "so --train.full_determinism_enable cannot hold"),
         ({}, {"placement": {"mode": "graph"}}, "--slipstream.placement graph: not available"),
         (
             {"engines": 0},

@@ -113,7 +113,7 @@ def test_the_router_is_in_the_replica_the_manager_the_client_and_the_agent_loop(
     assert found["path"].endswith("routing/router.yaml")
     assert found["clients"] == ["RoutedClient", "RoutedAsyncClient"]
     assert found["loop"] == "samples.py"
-    assert found["server"][1:5] == ["SyncedServer", "ExtendedServer", "RoutedServer", "vLLMHttpServer"]
+    assert found["server"][1:6] == ["SyncedServer", "ExtendedServer", "RoutedServer", "RoutedEngine", "vLLMHttpServer"]
     assert "brings a load balancer of its own (dict)" in found["refused"]
 
 
