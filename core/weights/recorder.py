@@ -190,7 +190,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         for spec in specs:
             copies = self.copies[spec.name]
             # A copy between views under another dtype (fp8 as uint8, say) stores the tensor's own bits.
-            dtypes = {target.dtype if source.dtype == spec.torch_dtype else spec.torch_dtype for target, source in copies}
+            own = spec.torch_dtype
+            dtypes = {target.dtype if source.dtype == own else own for target, source in copies}
             pieces: list[Piece] = []
             reason = self.reasons.get(spec.name, "")
             if len(dtypes) > 1:
