@@ -42,23 +42,18 @@ def activate(config: SlipstreamConfig) -> None:
             "slipstream; let OpenRLHF call ray.init"
         )
     ray.init = _carrying(ray.init, config)
-    from openrlhf.trainer.ray import vllm_engine
-    from slipstream.plugins.openrlhf.engine_actor import SlipstreamRolloutActor
-
-    vllm_engine.RolloutRayActor = ray.remote(SlipstreamRolloutActor)
-    if "weight_sync" in features:
-        _weight_sync(ray.remote)
-
-
-def _weight_sync(remote: Callable[..., Any]) -> None:
     from openrlhf.trainer import ppo_trainer, ppo_trainer_async
-    from openrlhf.trainer.ray import ppo_actor
+    from openrlhf.trainer.ray import ppo_actor, vllm_engine
+    from slipstream.plugins.openrlhf.engine_actor import SlipstreamRolloutActor
     from slipstream.plugins.openrlhf.policy import SlipstreamPolicyActor
     from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
 
-    ppo_actor.PolicyModelActor = remote(num_gpus=1)(SlipstreamPolicyActor)
+    remote: Callable[..., Any] = ray.remote
+    vllm_engine.RolloutRayActor = remote(SlipstreamRolloutActor)
     ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
     ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
+    if "weight_sync" in features:
+        ppo_actor.PolicyModelActor = remote(num_gpus=1)(SlipstreamPolicyActor)
 
 
 def _carrying(init: Callable[..., Any], config: SlipstreamConfig) -> Callable[..., Any]:

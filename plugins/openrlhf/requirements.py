@@ -22,12 +22,11 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
         check_path(slipstream.events)
     if slipstream.prometheus_port is not None:
         check_prometheus()
-    for part, mode, off in (
-        ("router", slipstream.router.mode, "native"),
-        ("drafter", slipstream.drafter.mode, "off"),
-    ):
-        if mode != off:
+    for part, mode in (("router", slipstream.router.mode), ("placement", slipstream.placement.mode)):
+        if mode != "native":
             raise ConfigError(f"--slipstream.{part} {mode}: not available for OpenRLHF in this version; remove it")
+    if slipstream.drafter.mode != "off":
+        _needs_engines(args, f"--slipstream.drafter {slipstream.drafter.mode}", "or use --slipstream.drafter off")
     if slipstream.weight_sync.mode == "native":
         return
     # torch is slow to import
@@ -38,9 +37,7 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
     if slipstream.weight_sync.chain is not None:
         check_chain(slipstream.weight_sync.chain)
     setting, off = f"--slipstream.weight_sync {slipstream.weight_sync.mode}", "or use --slipstream.weight_sync native"
-    engines = args.vllm.num_engines or 0
-    if engines < 1:
-        raise ConfigError(f"{setting} needs --vllm.num_engines of 1 or more, got {engines}; add it {off}")
+    _needs_engines(args, setting, off)
     if args.ds.lora.rank > 0:
         raise ConfigError(f"{setting} needs --ds.lora.rank 0 in this version, got {args.ds.lora.rank}; remove it {off}")
     if args.ds.load_in_4bit:
@@ -50,3 +47,9 @@ def check(args: Any, slipstream: SlipstreamConfig) -> None:
             f"{setting} needs --data.max_images_per_prompt 0 in this version, got {args.data.max_images_per_prompt}; "
             f"remove it {off}"
         )
+
+
+def _needs_engines(args: Any, setting: str, off: str) -> None:
+    engines = args.vllm.num_engines or 0
+    if engines < 1:
+        raise ConfigError(f"{setting} needs --vllm.num_engines of 1 or more, got {engines}; add it {off}")

@@ -13,6 +13,10 @@ def _sync(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "weight_sync", signature, note)
 
 
+def _draft(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "drafter", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for OpenRLHF; importing its targets pulls in DeepSpeed and vLLM as well."""
     return SeamTable(
@@ -41,6 +45,22 @@ def seam_table() -> SeamTable:
                 "openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step",
                 "(rollout_samples, global_step)",
                 "metrics in what is logged",
+            ),
+            _draft(f"{_ENGINE}:RolloutRayActor.{_PLAIN}.__init__", "(*args, bundle_indices, ...)", "our drafter"),
+            _draft(
+                f"{_ENGINE}:RolloutRayActor.{_PLAIN}.generate_responses",
+                "(prompt, label, sampling_params, ...)",
+                "samples of one prompt are a group",
+            ),
+            _draft(
+                f"{_ENGINE}:RolloutRayActor.{_PLAIN}.generate",
+                "(prompt_token_ids, sampling_params, multi_modal_data)",
+                "every request of an executor",
+            ),
+            _draft(
+                "openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step",
+                "(rollout_samples, global_step)",
+                "metrics, and exchange between engines",
             ),
             _sync(f"openrlhf.trainer.ppo_trainer:PPOTrainer.{_PLAIN}", None, "our controller derives from it"),
             _sync(f"openrlhf.trainer.ppo_trainer_async:TrainingActor.{_PLAIN}", None, "the same, asynchronous"),

@@ -63,3 +63,16 @@ def test_zero_3_shards_reach_two_engines_while_they_generate(run):
     assert all(sync["audited_tensors"] > 0 and sync["workers"] == 2 for sync in ours.syncs)
     assert [sync["seeded_workers"] for sync in ours.syncs] == [2] + [0] * (STEPS - 1)
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
+
+
+def test_drafts_change_no_sample(run):
+    """fp32, same seed: two engines that draft, one that learns from the other, against one engine without drafts."""
+    greedy = ("--rollout.temperature", "1e-6")  # to vLLM the same as 0, by which OpenRLHF would divide
+    plain = run("plain", *greedy)
+    drafted = run("drafted", *greedy, "--slipstream.drafter", "suffix", "--slipstream.weight_sync", "delta", engines=2)
+    assert drafted.samples == plain.samples
+    assert [step["slipstream/weight_sync/version"] for step in drafted.steps] == [1, 2, 3]
+    last = drafted.steps[-1]
+    assert last["slipstream/drafter/history_tokens"] > 0
+    assert sum(step["slipstream/drafter/accepted"] for step in drafted.steps) > 0
+    assert sum(step["slipstream/drafter/fed"] for step in drafted.steps) > 0

@@ -111,7 +111,12 @@ def _arguments(**changed):
         ({"quantised": True}, {}, "--ds.load_in_4bit"),
         ({"images": 2}, {}, "--data.max_images_per_prompt 0 in this version, got 2"),
         ({}, {"router": {"mode": "cache_aware"}}, "--slipstream.router cache_aware: not available"),
-        ({}, {"drafter": {"mode": "suffix"}}, "--slipstream.drafter suffix: not available"),
+        ({}, {"placement": {"mode": "graph"}}, "--slipstream.placement graph: not available"),
+        (
+            {"engines": 0},
+            {"drafter": {"mode": "suffix"}, "weight_sync": {"mode": "native"}},
+            "drafter suffix needs --vllm.num",
+        ),
     ],
 )
 def test_what_this_version_cannot_serve_is_refused(changed, node, message):

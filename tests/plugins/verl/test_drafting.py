@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 from metric_names import missing, undescribed
 
-from slipstream.plugins.verl.drafting import drafter_metrics, group_of, in_groups
+from slipstream.plugins.verl.drafting import group_of, in_groups
 from slipstream.plugins.vllm.drafter import GROUP
+from slipstream.plugins.vllm.drafting import drafter_metrics
 
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
 
