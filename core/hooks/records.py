@@ -34,7 +34,8 @@ class Codec:
 
     unpack_all: Callable[..., Any] | None = None
     """`unpack_all(data, sections, olds)` does that for several units of one width at once, into `PackedUnits`: section
-    i is the `sections[i, 1]` bytes from `sections[i, 0]` on. After a `ValueError` they are unpacked singly."""
+    i is the `sections[i, 1]` bytes from `sections[i, 0]` on. It may leave out some at the end, to be asked for again.
+    After a `ValueError` they are unpacked singly."""
 
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""

@@ -13,6 +13,7 @@ from slipstream.core.telemetry.records import (
     StageStarted,
     StepFinished,
     WeightSync,
+    finite,
 )
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "check_prometheus",
     "event_log",
     "expose",
+    "finite",
     "read_events",
 ]

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every setting of the node to `parser`, as a group of its own; none has a default there."""
     group = parser.add_argument_group(
         "slipstream",
-        "faster weight sync; what each setting means: docs/settings.md",
+        "faster weight sync and rollout; what each setting means: docs/settings.md",
     )
     group.add_argument(_FILE, metavar="FILE", help="YAML file with the slipstream node; options win over it")
     for option, path, default in _settings():

@@ -56,7 +56,7 @@ def _replica(module: Any, config: SlipstreamConfig) -> None:
         check_seams("sglang", sglang_seam_table())
         from slipstream.plugins.verl.sglang_replica import replica_class
 
-        return replica_class()
+        return replica_class(enabled_features(config))
 
     module.RolloutReplicaRegistry.register("vllm", load_vllm)
     module.RolloutReplicaRegistry.register("sglang", load_sglang)
@@ -163,7 +163,20 @@ def _own_queue(module: Any, config: SlipstreamConfig) -> None:
     own_queue(module)
 
 
+def _sglang_server(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.sglang_versions import know_server_arguments
+
+    know_server_arguments(module)
+
+
+def _sglang_client(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.sglang_versions import open_sessions
+
+    open_sessions(module)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
+_ANY = ("weight_sync", "drafter", "router", "placement", "events")
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
     "verl.workers.rollout.replica": (
@@ -189,5 +202,7 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),
+    "verl.workers.rollout.sglang_rollout.async_sglang_server": tuple((feature, _sglang_server) for feature in _ANY),
+    "verl.workers.rollout.sglang_rollout.http_server_engine": tuple((feature, _sglang_client) for feature in _ANY),
 }
 """By the module that verl imports: the feature, and what it does there."""

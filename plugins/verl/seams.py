@@ -72,6 +72,19 @@ _SGLANG = (
     _sync(f"{_SGLANG_ADAPTER}.update_weights", "(weights, global_steps, wire_format, **kwargs)", "replaced"),
     _sync(f"{_SGLANG_ADAPTER}._init_server_adapter", "()", "finds the server"),
     _sync(f"{_SGLANG_ADAPTER}._is_server_tp_leader", "()", "which rank calls it"),
+    _draft(f"{_SGLANG_SERVER}:SGLangHttpServer.launch_server", "(master_address, master_port)", "adds our arguments"),
+    _draft(
+        f"{_SGLANG_SERVER}:SGLangHttpServer.generate",
+        "(prompt_ids, sampling_params, request_id, ...)",
+        "names the group in SGLang's words; keeps what was written",
+    ),
+    _draft(f"{_SGLANG_SERVER}:SGLangHttpServer.set_global_steps", "(global_steps)", "tells the drafter"),
+    _route(f"{_SGLANG_SERVER}:SGLangHttpServer.launch_server", "(master_address, master_port)", "then watches"),
+    _route(
+        f"{_SGLANG_SERVER}:SGLangHttpServer.generate",
+        "(prompt_ids, sampling_params, request_id, ...)",
+        "request_id is SGLang's name of it",
+    ),
 )
 
 

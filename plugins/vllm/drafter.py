@@ -251,7 +251,7 @@ class SuffixProposer:
         running = sampled_at - step.began
         # Between steps the engine schedules and hands out tokens; when it takes longer than a step, it had a pause.
         between = min(step.began - self._ended, running) if self._ended else 0.0
-        self.drafter.timed(len(sampled), drafted, sum(map(len, sampled)), running + between + self._drafting)
+        self.drafter.timed(len(sampled), drafted, running + between + self._drafting)
 
     def _feed(self, drafter: SuffixDrafter, rollouts: list[Rollout]) -> None:
         try:
