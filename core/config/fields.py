@@ -13,9 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from slipstream.core.config.errors import ConfigError, did_you_mean
 
 
-def above(bound: float) -> dict[str, Any]:
-    """Field metadata: the value must be greater than `bound`."""
-    return {"expected": f"greater than {bound}", "accepts": lambda value: value > bound}
+def above(bound: float, at_most: float = math.inf) -> dict[str, Any]:
+    """Field metadata: the value must be greater than `bound`, and at most `at_most`."""
+    expected = f"greater than {bound}" + (f" and at most {at_most:g}" if at_most < math.inf else "")
+    return {"expected": expected, "accepts": lambda value: bound < value <= at_most}
 
 
 def at_least(bound: float) -> dict[str, Any]:
@@ -26,6 +27,20 @@ def at_least(bound: float) -> dict[str, Any]:
 def between(low: float, high: float) -> dict[str, Any]:
     """Field metadata: the value must be from `low` to `high`, both included."""
     return {"expected": f"from {low} to {high}", "accepts": lambda value: low <= value <= high}
+
+
+def or_provided(kind: str) -> dict[str, Any]:
+    """Field metadata: beside the choices of its annotation, what a plugin provides.
+
+    :param kind: the records, by the name of `SlipstreamPlugins`' method, for example ``drafters``.
+    """
+
+    def provided(value: Any) -> bool:
+        from slipstream.core.hooks import plugins  # which imports this package
+
+        return isinstance(value, str) and value in getattr(plugins(), kind)()
+
+    return {"provided": provided}
 
 
 @functools.cache
@@ -43,7 +58,11 @@ def convert_fields(instance: Any) -> None:
     schema: Any = type(instance)
     for field in dataclasses.fields(instance):
         path = f"{instance.node_path}.{field.name}"
-        value = _convert(path, annotations_of(schema)[field.name], getattr(instance, field.name))
+        value = getattr(instance, field.name)
+        annotation = annotations_of(schema)[field.name]
+        if "provided" in field.metadata and value not in get_args(annotation) and field.metadata["provided"](value):
+            continue  # kept as it is
+        value = _convert(path, annotation, value)
         if "accepts" in field.metadata and not field.metadata["accepts"](value):
             raise ConfigError(f"{path}: expected {field.metadata['expected']}, got {value!r}; {_advice(field)}")
         object.__setattr__(instance, field.name, value)

@@ -1,14 +1,17 @@
-"""Whether drafting pays on a replica at its present load, from measured times of its steps.
+"""Whether drafts pay on a replica at its present load: what is expected of them, at the measured time of its steps.
 
 Steps are sorted by batch size (powers of two). For each size two things are learned: the time of a step without
-drafts, and the line time = start + slope x drafted tokens of steps with them. Drafting stays on while
+drafts, and the line time = start + slope x drafted tokens of steps with them. The drafts of a step are verified if
 
-    tokens per step with drafts / time with drafts  >  tokens per step without / time without
+    tokens expected with them / time with them  >  tokens without / time without        (by a margin)
 
-with a margin either way, so that it does not flip on noise. Both kinds of step are probed again now and then, so that a
-decision can be revised: soon at first, then at doubling intervals that are long enough for a probe to cost at most a
-hundredth of the time between two. The same measurements give the cost of one more verified token,
-which sets how unlikely a drafted token may be (`threshold`).
+Verifying a single drafted token may cost most of what verifying ten does (other kernels), so weak drafts can be refused
+and confident ones taken at the same load: what earlier drafts were worth decides nothing. A size whose drafts were
+refused several times in a row is off: then only a few requests are looked at in a step (see `SuffixDrafter.propose`).
+
+A kind of step that has not been seen for long is measured again, so that a decision can be revised: soon at first, then
+at doubling intervals that are long enough for it to cost at most a two-hundredth of the time between two. The same
+measurements give the cost of one more verified token, which sets how unlikely a drafted token may be (`threshold`).
 
 A step that took far longer than others (something was compiled or captured in it, another process had the cores) counts
 as a slow one, not for what it took: a single such step would keep drafts off for tens of thousands.
@@ -25,16 +28,20 @@ RATE: Final = 0.05
 PROBE_RATE: Final = 0.25
 """The same while probing: what was measured before the last probe is old."""
 MARGIN: Final = 0.03
-"""Share by which the other mode must be faster before it is chosen."""
+"""Share by which a step with drafts must be the faster one."""
+PATIENCE: Final = 8
+"""Steps in a row whose drafts do not pay, after which a batch size is off where drafts lose MARGIN on average."""
 PROBE_STEPS: Final = 4
 FIRST_PROBE: Final = 8
 FIRST_INTERVAL: Final = 64
 LONGEST_INTERVAL: Final = 1024
 """Of doubling; a dear probe may be farther away."""
-PROBE_SHARE: Final = 0.01
+PROBE_SHARE: Final = 0.005
 """Most of the time that probes may cost."""
-SLOW: Final = 2.0
+SLOW: Final = 1.5
 """A step counts for at most so many times what steps of its kind take, a token being worth a token."""
+LEAST_SPREAD: Final = 0.02
+"""Variance of drafted tokens, as a share of their mean square, of which half the slope is believed."""
 
 
 @dataclass
@@ -46,17 +53,56 @@ class _Load:
     """Seconds per row of a step without drafts, 0 while unknown; mean."""
     plain_steps: int = 0
     drafted_steps: int = 0
-    tokens: float = 1.0
-    """Tokens per row of a step with drafts; mean."""
     x: float = 0.0
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
     """Means of drafted tokens per row and seconds per row, and of their products."""
+    gain: float = 1.0
+    """Mean of the gains that were expected of drafts."""
+    refused: int = 0
+    """Latest steps in a row whose drafts did not pay."""
     probing: int = 0
-    """Steps that the mode which is not chosen is still tried for."""
+    """Steps of the other kind that are still to be measured."""
+    others: int = 0
+    """Steps of the other kind since the last probe: drafted ones while off, plain ones while on."""
     until_probe: int = FIRST_PROBE
     interval: int = FIRST_INTERVAL
+
+    @property
+    def known(self) -> bool:
+        """Whether both kinds of step were measured; one of fewer may be the one out of line."""
+        return min(self.plain_steps, self.drafted_steps) >= PROBE_STEPS
+
+    @property
+    def slope(self) -> float | None:
+        """Seconds per row of one more drafted token per row; None while unknown."""
+        if self.drafted_steps < 4 * PROBE_STEPS or self.x <= 0:
+            return None
+        # Where drafts were much alike their times are mostly noise: a slope that is too small is soon corrected by
+        # longer drafts, one that is too large keeps them short.
+        slope = (self.xy - self.x * self.y) / (self.xx - self.x * self.x + LEAST_SPREAD * self.xx)
+        return min(max(slope, 0.01 * self.y / (1 + self.x)), max(0.0, self.y - self.plain) / self.x)
+
+    def seconds(self, x: float) -> float:
+        """Of a step that drafts `x` tokens per row, per row; one that was never so long is taken to be cheap."""
+        slope = self.slope
+        if slope is None:
+            slope = 0.01 * self.y / (1 + self.x)
+        return max(self.plain, self.y + slope * (x - self.x))
+
+    def gain_of(self, x: float, expected: float) -> float:
+        """Speed of a step that drafts `x` tokens per row, of which `expected` are accepted, over one without drafts."""
+        return (1 + expected) * self.plain / self.seconds(x)
+
+    @property
+    def next_probe(self) -> int:
+        """Steps until a probe."""
+        if not self.known:
+            return FIRST_PROBE
+        # What a step of a probe loses, in steps of the chosen kind.
+        lost = 1 - 1 / self.gain if self.on else (1 - self.gain) * self.y / self.plain
+        return max(self.interval, round(PROBE_STEPS * lost / PROBE_SHARE))
 
 
 class LoadSwitch:
@@ -75,28 +121,62 @@ class LoadSwitch:
         self.probes = 0
 
     def wants_drafts(self, batch: int) -> bool:
-        """Whether a step of `batch` requests should draft."""
+        """Whether drafts are on for steps of `batch` requests, or probed."""
         load = self._loads.get(_size(batch))
         return load is None or load.on != (load.probing > 0)
 
-    def cost(self, batch: int) -> float | None:
-        """Cost of one more verified token per request, as a share of a step without drafts; None while unknown."""
-        if self._fixed_cost > 0:
-            return self._fixed_cost
+    def wants_plain(self, batch: int) -> bool:
+        """Whether the next step of `batch` requests should be without drafts, to be measured."""
         load = self._loads.get(_size(batch))
-        if load is None or load.plain_steps < PROBE_STEPS or load.drafted_steps < 4 * PROBE_STEPS:
-            return None
-        variance = load.xx - load.x * load.x
-        if variance <= 1e-6 * load.xx or load.x <= 0:
-            return None
-        slope = (load.xy - load.x * load.y) / variance
-        # noise must not make verification free: at least a hundredth of what an even share would be
-        return max(slope, 0.01 * load.y / (1 + load.x)) / load.plain
+        return load is not None and load.on and load.probing > 0
 
-    def timed(self, batch: int, drafted: int, emitted: int, seconds: float) -> None:
+    def promises(self, batch: int, drafted: float, expected: float) -> bool:
+        """Whether drafts would pay, by what some requests of an off batch let expect of all; decides nothing."""
+        load = self._loads.get(_size(batch))
+        if load is None or not load.known:
+            return drafted > 0
+        return drafted > 0 and (load.probing > 0 or load.gain_of(drafted / batch, expected / batch) > 1 + MARGIN)
+
+    def pays(self, batch: int, drafted: int, expected: float) -> bool:
+        """Whether a step should verify its drafts.
+
+        :param batch: its requests; `drafted`: tokens drafted for it, in all.
+        :param expected: how many of these will be accepted, in all.
+        """
+        load = self._loads.get(_size(batch))
+        if drafted == 0:
+            return False
+        if load is None or not load.known:
+            return True
+        gain = load.gain_of(drafted / batch, expected / batch)
+        load.gain += RATE * (gain - load.gain)
+        worth = gain > 1 + MARGIN
+        load.refused = 0 if worth else load.refused + 1
+        if load.on != worth and (worth or (load.refused >= PATIENCE and load.gain < 1 - MARGIN)):
+            load.on = worth
+            load.probing = load.others = 0
+            load.interval = FIRST_INTERVAL
+            load.until_probe = load.next_probe
+            self.turned_on += worth
+            self.turned_off += not worth
+        return worth or (not load.on and load.probing > 0)
+
+    def break_even(self, batch: int, tokens: float, drafted: float) -> float | None:
+        """The chance of being accepted at which one more drafted token costs what it gives; None while unknown.
+
+        :param tokens: per request and step, `drafted`: of which drafted; means.
+        """
+        if self._fixed_cost > 0:
+            return self._fixed_cost * tokens / (1 + self._fixed_cost * drafted)
+        load = self._loads.get(_size(batch))
+        if load is None or not load.known or load.slope is None:
+            return None
+        return load.slope * tokens / load.seconds(drafted)
+
+    def timed(self, batch: int, drafted: int, seconds: float) -> None:
         """Learn from a finished step.
 
-        :param batch: its requests; `drafted`: tokens drafted for it, in all; `emitted`: tokens it gave, in all.
+        :param batch: its requests; `drafted`: tokens drafted for it, in all.
         :param seconds: from the start of drafting to the end of sampling.
         """
         if batch <= 0 or not (seconds > 0 and math.isfinite(seconds)):
@@ -122,38 +202,27 @@ class LoadSwitch:
             load.y += rate * (y - load.y)
             load.xx += rate * (x * x - load.xx)
             load.xy += rate * (x * y - load.xy)
-            load.tokens += rate * (emitted / batch - load.tokens)
-        self._decide(load)
+        self._probe(load, other=load.on != (drafted > 0))
 
-    def _decide(self, load: _Load) -> None:
+    def _probe(self, load: _Load, *, other: bool) -> None:
+        """Decide after a step whether the `other` kind, which is not chosen, is to be measured."""
+        load.others += other
         if load.probing > 0:
-            load.probing -= 1
-            if load.probing == 0:
-                self._compare(load)
-            return
-        load.until_probe -= 1
-        if load.until_probe <= 0:
-            load.probing = PROBE_STEPS
-            load.until_probe = FIRST_INTERVAL
-            self.probes += 1
-
-    def _compare(self, load: _Load) -> None:
-        if min(load.plain_steps, load.drafted_steps) < PROBE_STEPS:  # one of them may be the one out of line
-            load.until_probe = FIRST_PROBE
-            return
-        gain = load.tokens / load.y * load.plain
-        better = gain > 1 + MARGIN if not load.on else gain > 1 - MARGIN
-        if better == load.on:
-            load.until_probe = load.interval
-            load.interval = min(2 * load.interval, LONGEST_INTERVAL)
+            load.probing -= other
+            if load.probing > 0:
+                return
         else:
-            load.on = better
-            load.interval = FIRST_INTERVAL
-            self.turned_on += better
-            self.turned_off += not better
-        # What the steps of a probe lose against as many tokens of the chosen kind, in steps of that kind.
-        lost = PROBE_STEPS * ((1 - gain) * load.y / load.plain if not better else (gain - 1) / load.tokens)
-        load.until_probe = max(load.until_probe, round(lost / PROBE_SHARE))
+            load.until_probe -= 1
+            if load.until_probe > 0:
+                return
+            if load.others < PROBE_STEPS:
+                load.probing = PROBE_STEPS
+                load.others = 0
+                self.probes += 1
+                return
+        load.others = 0
+        load.until_probe = load.next_probe
+        load.interval = min(2 * load.interval, LONGEST_INTERVAL) if load.known else FIRST_INTERVAL
 
 
 def _size(batch: int) -> int:

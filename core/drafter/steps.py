@@ -63,12 +63,13 @@ def draft(
     threshold: NDArray[np.float32],
     drafts: NDArray[np.int32],
     lengths: NDArray[np.int32],
+    expected: NDArray[np.float32],
 ) -> None:
     """Draft for each row of `batch`, at most `most[b]` tokens.
 
     while the probability that everything so far and the next token are accepted is at least threshold[b]:
-        draft the next token
-    Writes drafts[b, :lengths[b]].
+        draft the next token, and add that probability to expected[b]
+    Writes drafts[b, :lengths[b]], and to expected[b] how many of them will be accepted on average.
     """
     context = np.empty(MARGIN + LONGEST_DRAFT + 1, np.int32)
     hashes = np.empty(LONGEST_ORDER + 1, np.uint64)
@@ -76,6 +77,7 @@ def draft(
     for b in range(batch.size):
         row = batch[b]
         lengths[b] = 0
+        expected[b] = 0
         if most[b] <= 0:
             continue
         block = store.sequence[rows.request[row].sequence].last
@@ -84,6 +86,7 @@ def draft(
             context[i] = store.token[stop - MARGIN + i]
         limit = min(most[b], LONGEST_DRAFT)
         path = 1.0
+        accepted = 0.0
         depth = 0
         while True:
             end = MARGIN + depth
@@ -95,6 +98,8 @@ def draft(
             drafts[b, depth] = top
             context[end] = top
             depth += 1
+            accepted += path
             advance(store, rows, row, depth - 1, depth, top)
         rows.request[row].drafted = depth
         lengths[b] = depth
+        expected[b] = accepted

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,7 @@ from slipstream.core.drafter import snapshot
 from slipstream.core.drafter.arrays import LONGEST_DRAFT, new_rows
 from slipstream.core.drafter.counters import Counters
 from slipstream.core.drafter.errors import DrafterError
+from slipstream.core.drafter.expectation import Expectation
 from slipstream.core.drafter.history import BLOCK_TOKENS, GroupId, History
 from slipstream.core.drafter.load_switch import LoadSwitch
 from slipstream.core.drafter.steps import draft, take_in
@@ -28,6 +29,13 @@ UNKNOWN_COST_THRESHOLD: Final = 0.2
 LOWEST_THRESHOLD: Final = 0.02
 MEAN_RATE: Final = 0.01
 FIRST_ROWS: Final = 64
+LOOK_EVERY: Final = 4
+"""Steps of an off batch, of which one drafts all the same"""
+LOOKS: Final = 4
+"""for this many of its requests, to see whether it would pay."""
+LONGEST_LOOK: Final = 16
+MOST_WATCHED: Final = 8
+"""Drafts that are compared with what is written without them, at a time."""
 
 
 class SuffixDrafter:
@@ -54,6 +62,7 @@ class SuffixDrafter:
         self.config = config or DrafterConfig()
         self.counters = Counters()
         self.load = LoadSwitch(self.config.verify_cost)
+        self.expectation = Expectation()
         self._max_model_len = max_model_len
         self._history = History(self.config.budget_megabytes << 20)
         self._learned = new_learned()
@@ -61,6 +70,9 @@ class SuffixDrafter:
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._live: dict[Hashable, _Request] = {}
         self._tokens, self._drafted = 1.5, 1.0  # per row and step, running means
+        self._until_look = 0  # steps of off batches
+        self._looked = 0  # place in an off batch up to which requests were looked at
+        self._watched = 0  # requests that are
         self._unkept = 0  # running requests that the budget has no room for
         self._lock = threading.Lock()
         if warm_up:
@@ -102,6 +114,8 @@ class SuffixDrafter:
             if len(sizes) != len(requests):
                 raise DrafterError(f"expected tokens of {len(requests)} requests, got {len(sizes)} lists")
             self._count(requests, sizes)
+            if self._watched:
+                self._compare_watched(requests, emitted)
             most_blocks = sum(sizes) // BLOCK_TOKENS + 2 * len(sizes)
             if self._unkept or not self._history.reserve(most_blocks):
                 flat, sizes = self._kept(requests, flat, sizes)
@@ -129,26 +143,23 @@ class SuffixDrafter:
             self.counters.steps += 1
             if not requests:
                 return []
-            if not self.load.wants_drafts(len(requests)):
-                self.counters.steps_off += 1
-                for request in requests:
-                    request.proposed = _NO_PROPOSAL
-                return [_NOTHING] * len(requests)
-            most = self._most(requests, room)
-            threshold = np.full(len(requests), self.threshold(len(requests)), np.float32)
-            if urgency is not None:
-                threshold /= np.asarray(urgency, np.float32)
-            batch = np.array([r.row for r in requests], np.int32)
-            drafts = np.empty((len(requests), LONGEST_DRAFT), np.int32)
-            lengths = np.empty(len(requests), np.int32)
-            draft(self._history.store, self._rows, self._learned, batch, most, threshold, drafts, lengths)
-            counts = lengths.tolist()
-            for request, count in zip(requests, counts, strict=True):
+            batch = len(requests)
+            threshold = self.threshold(batch)
+            if self.load.wants_plain(batch) or not self._promising(requests, threshold, room, urgency):
+                return self._nothing(requests)
+            proposal = self._draft(requests, range(batch), threshold, room, urgency)
+            counts = proposal.lengths.tolist()
+            drafted = sum(counts)
+            if drafted and not self.load.pays(batch, drafted, self.expectation.of(proposal.expected, proposal.lengths)):
+                self._watch(requests, proposal)
+                return self._nothing(requests)
+            for request, count, expected in zip(requests, counts, proposal.expected.tolist(), strict=True):
                 request.proposed = count
-            self.counters.proposals += len(requests)
-            self.counters.drafted += sum(counts)
+                request.expected = expected
+            self.counters.proposals += batch
+            self.counters.drafted += drafted
             self.counters.empty += counts.count(0)
-            return [drafts[i, :count] for i, count in enumerate(counts)]
+            return [proposal.tokens[i, :count] for i, count in enumerate(counts)]
 
     def step(
         self,
@@ -170,6 +181,7 @@ class SuffixDrafter:
             (request,) = self._requests([request_id])
             del self._live[request_id]
             self._free_rows.append(request.row)
+            self._forget_watched(request)
             if request.sequence >= 0:
                 (self._history.close if keep else self._history.discard)(request.sequence)
             else:
@@ -178,19 +190,18 @@ class SuffixDrafter:
     def threshold(self, batch: int) -> float:
         """The least probability of acceptance, of a draft as a whole, that a further token is drafted for.
 
-        The break-even of a token at cost c and mean T tokens and D drafted tokens per step: c T / (1 + c D).
+        The break-even of a token at cost c and mean T tokens and D drafted tokens per step: c T / (start + c D), start
+        being what a step costs that verifies a draft at all.
         """
         if self.config.threshold > 0:
             return self.config.threshold
-        cost = self.load.cost(batch)
-        if cost is None:
-            return UNKNOWN_COST_THRESHOLD
-        return max(LOWEST_THRESHOLD, cost * self._tokens / (1 + cost * self._drafted))
+        break_even = self.load.break_even(batch, self._tokens, self._drafted)
+        return UNKNOWN_COST_THRESHOLD if break_even is None else max(LOWEST_THRESHOLD, break_even)
 
-    def timed(self, batch: int, drafted: int, emitted: int, seconds: float) -> None:
+    def timed(self, batch: int, drafted: int, seconds: float) -> None:
         """Tell how long a step took; see `LoadSwitch.timed`."""
         with self._lock:
-            self.load.timed(batch, drafted, emitted, seconds)
+            self.load.timed(batch, drafted, seconds)
 
     def weights_changed(self, version: int) -> None:
         """The engine has new weights. History stays: drafts from an older policy are only proposals."""
@@ -275,7 +286,10 @@ class SuffixDrafter:
         for request, size in zip(requests, sizes, strict=True):
             request.length += size
             if size and request.proposed >= 0:
-                self.counters.accepted += min(request.proposed, size - 1)
+                accepted = min(request.proposed, size - 1)
+                self.counters.accepted += accepted
+                if request.proposed:
+                    self.expectation.observed(request.expected, accepted)
                 drafted += request.proposed
                 emitted += size
                 steps += 1
@@ -285,6 +299,88 @@ class SuffixDrafter:
             rate = 1 - (1 - MEAN_RATE) ** steps
             self._tokens += rate * (emitted / steps - self._tokens)
             self._drafted += rate * (drafted / steps - self._drafted)
+
+    def _nothing(self, requests: list[_Request]) -> list[Ints]:
+        self.counters.steps_off += 1
+        for request in requests:
+            request.proposed = _NO_PROPOSAL
+        return [_NOTHING] * len(requests)
+
+    def _promising(
+        self,
+        requests: list[_Request],
+        threshold: float,
+        room: Sequence[int] | None,
+        urgency: Sequence[float] | None,
+    ) -> bool:
+        """Whether to draft for the whole batch: while it is off, some of its requests are asked in turn."""
+        batch = len(requests)
+        if batch <= LOOKS or self.load.wants_drafts(batch):
+            return True
+        self._until_look -= 1
+        if self._until_look > 0:
+            return False
+        self._until_look = LOOK_EVERY
+        some = [(self._looked + i) % batch for i in range(LOOKS)]
+        self._looked = (self._looked + LOOKS) % batch
+        asked = [requests[i] for i in some]
+        proposal = self._draft(asked, some, threshold, room, urgency, LONGEST_LOOK)
+        share = batch / LOOKS
+        promises = self.load.promises(
+            batch, share * int(proposal.lengths.sum()), share * self.expectation.of(proposal.expected, proposal.lengths)
+        )
+        if not promises:
+            self._watch(asked, proposal)
+        return promises
+
+    def _draft(
+        self,
+        requests: list[_Request],
+        places: Sequence[int],
+        threshold: float,
+        room: Sequence[int] | None,
+        urgency: Sequence[float] | None,
+        longest: int = LONGEST_DRAFT,
+    ) -> _Proposal:
+        """Draft for requests that stand at these places of their batch."""
+        count = len(requests)
+        most = np.minimum(self._most(requests, None if room is None else [room[i] for i in places]), longest)
+        thresholds = np.full(count, threshold, np.float32)
+        if urgency is not None:
+            thresholds /= np.array([urgency[i] for i in places], np.float32)
+        batch = np.array([request.row for request in requests], np.int32)
+        tokens = np.empty((count, LONGEST_DRAFT), np.int32)
+        lengths, expected = np.empty(count, np.int32), np.empty(count, np.float32)
+        draft(self._history.store, self._rows, self._learned, batch, most, thresholds, tokens, lengths, expected)
+        return _Proposal(tokens, lengths, expected)
+
+    def _watch(self, requests: list[_Request], proposal: _Proposal) -> None:
+        """Find out what drafts that are not verified would have been worth, from what is written without them."""
+        for i in np.flatnonzero(proposal.lengths):
+            if self._watched == MOST_WATCHED:
+                return
+            if requests[i].watched is None:
+                requests[i].watched = _Watched(
+                    proposal.tokens[i, : proposal.lengths[i]].tolist(), float(proposal.expected[i])
+                )
+                self._watched += 1
+
+    def _compare_watched(self, requests: list[_Request], emitted: Sequence[Sequence[int] | NDArray[Any]]) -> None:
+        for request, tokens in zip(requests, emitted, strict=True):
+            watched = request.watched
+            if watched is None:
+                continue
+            for token in tokens:
+                right = watched.draft[watched.right] == token
+                watched.right += right
+                if not right or watched.right == len(watched.draft):
+                    self.expectation.observed(watched.expected, watched.right)
+                    self._forget_watched(request)
+                    break
+
+    def _forget_watched(self, request: _Request) -> None:
+        self._watched -= request.watched is not None
+        request.watched = None
 
     def _most(self, requests: list[_Request], room: Sequence[int] | None) -> Ints:
         most = np.full(len(requests), self.config.longest_draft, np.int64)
@@ -311,13 +407,36 @@ class SuffixDrafter:
 class _Request:
     """A running request."""
 
-    __slots__ = ("length", "proposed", "row", "sequence")
+    __slots__ = ("expected", "length", "proposed", "row", "sequence", "watched")
 
     def __init__(self, row: int, sequence: int, length: int) -> None:
         self.row = row
         self.sequence = sequence  # -1: no room in the budget
         self.length = length  # tokens so far
         self.proposed = _NO_PROPOSAL  # tokens of the draft that is being verified
+        self.expected = 0.0  # of them
+        self.watched: _Watched | None = None
+
+
+class _Watched:
+    """A draft that is not verified, and how much of it was written all the same."""
+
+    __slots__ = ("draft", "expected", "right")
+
+    def __init__(self, draft: list[int], expected: float) -> None:
+        self.draft = draft
+        self.expected = expected  # tokens of it to be accepted
+        self.right = 0
+
+
+class _Proposal(NamedTuple):
+    """Drafts for some requests."""
+
+    tokens: Ints
+    """int32[requests, LONGEST_DRAFT]"""
+    lengths: Ints
+    expected: NDArray[np.float32]
+    """float32[requests]: tokens of each that will be accepted, by the drafter's own chances."""
 
 
 @functools.cache

@@ -62,10 +62,11 @@ class Drafter:
     """Proposes tokens for speculative decoding."""
 
     name: str
-    """Unique among drafters; the value of ``slipstream/drafter``."""
+    """Unique among drafters; a value of ``slipstream.drafter.mode``."""
 
     factory: Callable[..., Any]
-    """Builds the drafter of one engine replica."""
+    """Builds the drafter of one engine replica: ``factory(DrafterConfig, max_model_len=int)`` returns what offers the
+    methods of `core.drafter.SuffixDrafter`."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,11 @@ class RoutingPolicy:
     """Decides which replica serves a request, and when."""
 
     name: str
-    """Unique among routing policies; the value of ``slipstream/router``."""
+    """Unique among routing policies; a value of ``slipstream.router.mode``."""
 
     factory: Callable[..., Any]
-    """Builds the policy of one run."""
+    """Builds the policy of one run: ``factory(RouterSettings)`` returns a `core.rollout.policy.RoutingPolicyLike`,
+    which under verl has what else `CacheAwareRouter` offers."""
 
 
 @dataclass(frozen=True)

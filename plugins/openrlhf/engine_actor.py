@@ -11,6 +11,7 @@ import ray
 from openrlhf.trainer.ray import vllm_engine
 from slipstream.core.config import SlipstreamConfig, from_environment
 from slipstream.plugins.openrlhf.actor_classes import by_reference, plain
+from slipstream.plugins.openrlhf.routing import Piece, RoutedRollout
 from slipstream.plugins.vllm.drafter import GROUP, speculative_config
 from slipstream.plugins.vllm.drafting import DraftingEngine
 from slipstream.plugins.vllm.frontend import sync_workers
@@ -23,7 +24,7 @@ _prompt: ContextVar[str | None] = ContextVar("slipstream_prompt", default=None)
 
 
 @by_reference
-class SlipstreamRolloutActor(DraftingEngine, _Base):  # type: ignore[misc]
+class SlipstreamRolloutActor(DraftingEngine, RoutedRollout, _Base):  # type: ignore[misc]
     """Takes the place of `RolloutRayActor`."""
 
     _policy = 0
@@ -36,7 +37,12 @@ class SlipstreamRolloutActor(DraftingEngine, _Base):  # type: ignore[misc]
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         if self._drafts:
             kwargs["speculative_config"] = speculative_config(config.drafter.longest_draft)
+        routed = config.router.mode != "native"
+        if routed:
+            kwargs["scheduling_policy"] = "priority"
         await super().__init__(*args, **kwargs)
+        if routed:
+            self._watch_engine()
 
     def _engine(self) -> Any:
         return self.llm
@@ -44,25 +50,35 @@ class SlipstreamRolloutActor(DraftingEngine, _Base):  # type: ignore[misc]
     async def generate_responses(self, prompt: str, *args: Any, **kwargs: Any) -> Any:
         """See `RolloutRayActor.generate_responses`: all samples and turns of a prompt are one group."""
         _prompt.set(prompt)  # this call is a task of its own, and those it starts take its context over
+        self._begin_group()
         return await super().generate_responses(prompt, *args, **kwargs)
 
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         """See `RolloutRayActor.generate`."""
-        if not self._drafts:
-            return await super().generate(prompt_token_ids, sampling_params, *args, **kwargs)
         group, policy = _prompt.get(), self._policy
-        if group is not None:
+        if self._drafts and group is not None:
             sampling_params = deepcopy(sampling_params)
             sampling_params.extra_args = {**(sampling_params.extra_args or {}), GROUP: group}
+        if self._desk is not None:
+            return await self._generate_routed(prompt_token_ids, sampling_params, *args, **kwargs)
         output = await super().generate(prompt_token_ids, sampling_params, *args, **kwargs)
-        if output is not None:
+        if self._drafts and output is not None:
             self._note_rollout(group, prompt_token_ids, output.outputs[0].token_ids, policy)
         return output
+
+    async def slipstream_generate(self, engine_id: str, prompt_ids: list[int], params: Any, priority: int) -> Piece:
+        """See `RoutedRollout.slipstream_generate`."""
+        piece = await super().slipstream_generate(engine_id, prompt_ids, params, priority)
+        if self._drafts:
+            group = (params.extra_args or {}).get(GROUP)
+            self._note_rollout(group, prompt_ids, piece.token_ids, piece.version)
+        return piece
 
     async def slipstream_drafter_version(self, version: int) -> None:
         """Name the policy that generates from now on."""
         self._policy = version
-        await super().slipstream_drafter_version(version)
+        if self._drafts:
+            await super().slipstream_drafter_version(version)
 
     async def slipstream_sync(self, endpoints: list[str], timeout: float) -> None:
         """Make every worker take part in the sync at `endpoints`.

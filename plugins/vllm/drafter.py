@@ -102,7 +102,8 @@ class SuffixProposer:
         self.drafter: SuffixDrafter | None = None
         """None where vLLM does not ask for drafts."""
         if get_tp_group().is_first_rank:
-            factory = plugins().drafter("suffix").factory
+            name = "suffix" if config.drafter.mode == "off" else config.drafter.mode  # off: an engine of one's own
+            factory = plugins().drafter(name).factory
             self.drafter = factory(config.drafter, max_model_len=vllm_config.model_config.max_model_len)
 
     def load_model(self, target_model: Any) -> None:
@@ -250,7 +251,7 @@ class SuffixProposer:
         running = sampled_at - step.began
         # Between steps the engine schedules and hands out tokens; when it takes longer than a step, it had a pause.
         between = min(step.began - self._ended, running) if self._ended else 0.0
-        self.drafter.timed(len(sampled), drafted, sum(map(len, sampled)), running + between + self._drafting)
+        self.drafter.timed(len(sampled), drafted, running + between + self._drafting)
 
     def _feed(self, drafter: SuffixDrafter, rollouts: list[Rollout]) -> None:
         try:

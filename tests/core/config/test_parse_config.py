@@ -69,7 +69,8 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"level": True}}, ["level: expected one of auto, 0, 1, 2; got True"]),
         ({"weight_sync": {"level": "0"}}, ["level: expected one of auto, 0, 1, 2; got '0'"]),
         ({"weight_sync": {"level": "atuo"}}, ["got 'atuo'; did you mean 'auto'?"]),
-        ({"weight_sync": {"timeout_seconds": 0}}, ["timeout_seconds: expected greater than 0, got 0.0", "300.0"]),
+        ({"weight_sync": {"timeout_seconds": 0}}, ["timeout_seconds: expected greater than 0 and", "got 0.0", "300.0"]),
+        ({"weight_sync": {"timeout_seconds": 1e7}}, ["timeout_seconds: expected greater than 0 and at most 1e+06"]),
         ({"weight_sync": {"timeout_seconds": "5 s"}}, ["timeout_seconds: expected a number, got '5 s'"]),
         ({"weight_sync": {"timeout_seconds": float("inf")}}, ["timeout_seconds: expected a finite number"]),
         ({"weight_sync": {"chunk_megabytes": 0}}, ["chunk_megabytes: expected greater than 0"]),
@@ -78,7 +79,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
         ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
         ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
-        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, placement, events; got"]),
+        ([], ["keys weight_sync, drafter, router, placement, prometheus_port, events; got"]),
         (None, ["slipstream: expected a mapping", "got None"]),
     ],
 )

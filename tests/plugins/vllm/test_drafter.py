@@ -337,8 +337,8 @@ def test_a_replica_on_which_drafts_do_not_pay_stops_drafting(drafting, monkeypat
     load = drafting.proposer.drafter.load
     timed = load.timed
 
-    def dear(batch: int, drafted: int, emitted: int, seconds: float) -> None:
-        timed(batch, drafted, emitted, 0.01 * (1 + 4 * drafted / batch))
+    def dear(batch: int, drafted: int, seconds: float) -> None:
+        timed(batch, drafted, 0.01 * (1 + 4 * drafted / batch))
 
     monkeypatch.setattr(load, "timed", dear)
     monkeypatch.setattr(load, "_loads", {})
@@ -373,7 +373,8 @@ def test_the_distribution_is_exact(tmp_path, monkeypatch, record_property, tempe
     config = SlipstreamConfig(drafter=DrafterConfig(mode="suffix", threshold=0.01))
     monkeypatch.setenv(SLIPSTREAM_NODE, to_json(config))
     engine = Engine(path, max_num_seqs=64, max_model_len=128)
-    monkeypatch.setattr(engine.proposer.drafter.load, "wants_drafts", lambda batch: True)
+    monkeypatch.setattr(engine.proposer.drafter.load, "wants_plain", lambda batch: False)
+    monkeypatch.setattr(engine.proposer.drafter.load, "pays", lambda *_: True)
     answers = engine.generate([prompt] * samples, temperature=temperature, max_tokens=length)
     seen = Counter(map(tuple, answers))
     statistics = engine.statistics
