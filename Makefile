@@ -19,7 +19,7 @@ $(if $(strip $(mistyped)),$(error $(strip $(mistyped)): variables are in capital
 # Kernel tests run on each of these Triton releases in turn (see env/triton.lock).
 export SLIPSTREAM_TRITON_PATHS = $(shell cat .venv/triton-paths 2>/dev/null)
 
-.PHONY: help env env-openrlhf env-sglang demo demo-openrlhf test bench-sync bench-draft bench-graph bench-rollout check format clean
+.PHONY: help env env-openrlhf env-sglang demo demo-openrlhf test bench-sync bench-draft bench-graph bench-rollout check docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,13 @@ check: env ## lint, formatting and types
 	@MYPYPATH=.venv/typing $(MYPY) -p slipstream.core -p slipstream.triton_kernels -p slipstream.plugins \
 		-p hydra_plugins | sed -e 's|^\.venv/typing/slipstream/||' -e 's|^\.venv/typing/||'
 	@MYPYPATH=env $(MYPY) env/*.py
+
+# The site's packages are installed apart, like those of test and bench-graph.
+docs: env ## the documentation site, in build/site; fails at a broken link or anchor
+	@cmp -s env/docs.lock .venv/docs/lock || { rm -rf .venv/docs; $(BIN)/python -m pip install --quiet --no-deps --no-input \
+		--disable-pip-version-check --target .venv/docs -r env/docs.lock && cp env/docs.lock .venv/docs/lock; }
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=.venv/docs $(BIN)/python -m mkdocs build --strict 2>&1 | sed "/^INFO/d"
+	@echo "docs: build/site/index.html"
 
 format: env ## rewrite the sources in the project's format
 	@$(BIN)/ruff check --fix .

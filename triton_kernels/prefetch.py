@@ -1,4 +1,4 @@
-"""Ask for memory before it is needed: random access at the speed of many cache misses at once."""
+"""Memory for compiled loops: by address, and asked for before it is needed so that many cache misses run at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -34,6 +34,20 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), codegen
+
+
+@jit
+def array_at(address: int, size: int, like: Any) -> Any:
+    """The array of `size` elements, of the type of `like`, at an address; whoever calls keeps its owner alive."""
+    return carray(_pointer(address), (size,), like.dtype)
 
 
 @jit

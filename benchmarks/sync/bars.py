@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -51,6 +53,8 @@ class Report:
         """Write the result file."""
         machine = {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()}
         content = {
+            "arguments": sys.argv[1:],
+            "date": datetime.date.today().isoformat(),
             "machine": machine,
             "versions": {"python": platform.python_version(), **_versions(distributions)},
             "remarks": self.remarks,

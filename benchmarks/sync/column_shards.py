@@ -36,6 +36,8 @@ class Old(NamedTuple):
     values: NDArray[Any]
     dtype: str = "bfloat16"
 
+    copies = False
+
     @property
     def numel(self) -> int:
         return int(self.values.size)

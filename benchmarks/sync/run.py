@@ -64,6 +64,7 @@ def main() -> int:
     """Run everything and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller arrays, fewer rounds")
+    parser.add_argument("--only-sizes", action="store_true", help="no times: seconds, and the same on every machine")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="recorded updates")
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -85,6 +86,8 @@ def main() -> int:
                 found = sizes.measure(series)
                 add(series.name, list(sizes.rows(series, found)))
                 report.bars += sizes.bars(series, found)
+        if arguments.only_sizes:
+            return finish(report, console, RESULT.with_name("sync_sizes.json"))
         worst = [
             {"kind": "worst case", "update": case, "level": level, "B/tensor over 1.0001 x dense": excess}
             for case, level, excess in sizes.worst(million)
@@ -114,9 +117,14 @@ def main() -> int:
     add("many tiny tensors", many)
     report.bars += receiving.many_tensors_bars(many)
 
+    return finish(report, console, RESULT)
+
+
+def finish(report: Report, console: Console, result: Path) -> int:
+    """Print the bars, write the result file and return the exit status."""
     report.print_bars(console)
-    report.write(RESULT, DISTRIBUTIONS)
-    console.print(f"{len(report.bars) - report.missed} of {len(report.bars)} bars met; written to {RESULT}")
+    report.write(result, DISTRIBUTIONS)
+    console.print(f"{len(report.bars) - report.missed} of {len(report.bars)} bars met; written to {result}")
     return 1 if report.missed else 0
 
 

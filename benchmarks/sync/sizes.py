@@ -187,6 +187,7 @@ def rows(series: Series, sizes: Sizes) -> Iterator[dict[str, Any]]:
             "format": name,
             "bytes": size,
             "bits/change": round(8 * size / sizes.changes, 3),
+            "bound": round(sizes.bound / sizes.changes, 3),
             "x bound": round(8 * size / sizes.bound, 3),
             "x order-0": round(8 * size / sizes.order_0, 3),
             "dense / this": round(dense / size, 1),

@@ -1,19 +1,25 @@
 """Time `plan` for a 70B-like dense model and a 128-expert MoE. Shapes only: no weights, no GPU, no network.
 
 Run: .venv/bin/python benchmarks/transfer_plan/plan_large_models.py
+Writes benchmarks/results/transfer_plan.json.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import resource
 import time
 from collections.abc import Callable, Iterator
 from math import prod
+from pathlib import Path
+from typing import Any
 
 from slipstream.core.weights.layout import Piece
 from slipstream.core.weights.plan import Cut, Receivers, Senders, flat_shard, plan, sharded
 from slipstream.triton_kernels import Box
 
+RESULT = Path(__file__).resolve().parents[1] / "results" / "transfer_plan.json"
 Shape = tuple[int, ...]
 HIDDEN, FFN, VOCAB, HEADS, GROUPS, HEAD_DIM, LAYERS = 8192, 28672, 128256, 64, 8, 128, 80
 EXPERTS, EXPERT_FFN, EXPERT_HIDDEN, MOE_LAYERS = 128, 768, 2048, 48
@@ -88,8 +94,8 @@ def expert_engines(ep: int, tp: int) -> Receivers:
     return engines
 
 
-def report(label: str, maps: Callable[[], tuple[Senders, Receivers]]) -> None:
-    """Plan once and print."""
+def report(label: str, maps: Callable[[], tuple[Senders, Receivers]]) -> dict[str, Any]:
+    """Plan once, print, and return the row."""
     senders, receivers = maps()
     wall, cpu = time.perf_counter(), time.process_time()
     made = plan(senders, receivers)
@@ -98,17 +104,26 @@ def report(label: str, maps: Callable[[], tuple[Senders, Receivers]]) -> None:
     digest = made.digest
     hashed = time.perf_counter() - start
     loads = list(made.load.values())
+    destinations = sum(len(t.destinations) for t in made.transfers)
+    highest = max(loads) * len(loads) / sum(loads)
     print(
         f"{label}: {wall:.2f} s ({cpu:.2f} s CPU); {len(made.transfers)} transfers, "
-        f"{sum(len(t.destinations) for t in made.transfers)} destinations; "
-        f"highest load {max(loads) * len(loads) / sum(loads):.4f} x mean; "
+        f"{destinations} destinations; "
+        f"highest load {highest:.4f} x mean; "
         f"digest {digest[:8]} in {hashed:.2f} s; peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB",
         flush=True,
     )
+    return {
+        "case": label,
+        "transfers": len(made.transfers),
+        "destinations": destinations,
+        "CPU seconds": round(cpu, 3),
+        "highest load over mean": round(highest, 5),
+    }
 
 
 def main() -> None:
-    """Print one line for each case."""
+    """Print one line for each case and write the result file."""
     shapes = dense_shapes()
     numels = {name: prod(shape) for name, shape in shapes.items()}
     length = -(-sum(numels.values()) // 64)
@@ -116,12 +131,16 @@ def main() -> None:
     fsdp2 = {rank: {n: sharded(s, [Cut(0, 64, rank)]) for n, s in shapes.items()} for rank in range(64)}
     hsdp = {rank: {n: sharded(s, [Cut(0, 8, rank % 8)]) for n, s in shapes.items()} for rank in range(64)}
     flat = {rank: flat_shard(numels, rank * length, (rank + 1) * length) for rank in range(64)}
-    report("dense, FSDP2 64 -> TP 8 x 4", lambda: (fsdp2, engines))
-    report("dense, HSDP 8 x 8 -> TP 8 x 4", lambda: (hsdp, engines))
-    report("dense, one flat parameter over 64 -> TP 8 x 4", lambda: (flat, engines))
-    report("128 experts x 48 layers, EP 8 -> EP 8", lambda: (expert_trainers(8), expert_engines(8, 1)))
-    report("128 experts x 48 layers, EP 8 -> TP 8", lambda: (expert_trainers(8), expert_engines(1, 8)))
-    report("128 experts x 48 layers, EP 8 -> EP 2 x TP 4", lambda: (expert_trainers(8), expert_engines(2, 4)))
+    rows = [
+        report("dense, FSDP2 64 -> TP 8 x 4", lambda: (fsdp2, engines)),
+        report("dense, HSDP 8 x 8 -> TP 8 x 4", lambda: (hsdp, engines)),
+        report("dense, one flat parameter over 64 -> TP 8 x 4", lambda: (flat, engines)),
+        report("128 experts x 48 layers, EP 8 -> EP 8", lambda: (expert_trainers(8), expert_engines(8, 1))),
+        report("128 experts x 48 layers, EP 8 -> TP 8", lambda: (expert_trainers(8), expert_engines(1, 8))),
+        report("128 experts x 48 layers, EP 8 -> EP 2 x TP 4", lambda: (expert_trainers(8), expert_engines(2, 4))),
+    ]
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps({"date": datetime.date.today().isoformat(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

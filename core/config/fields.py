@@ -28,6 +28,20 @@ def between(low: float, high: float) -> dict[str, Any]:
     return {"expected": f"from {low} to {high}", "accepts": lambda value: low <= value <= high}
 
 
+def or_provided(kind: str) -> dict[str, Any]:
+    """Field metadata: beside the choices of its annotation, what a plugin provides.
+
+    :param kind: the records, by the name of `SlipstreamPlugins`' method, for example ``drafters``.
+    """
+
+    def provided(value: Any) -> bool:
+        from slipstream.core.hooks import plugins  # which imports this package
+
+        return isinstance(value, str) and value in getattr(plugins(), kind)()
+
+    return {"provided": provided}
+
+
 @functools.cache
 def annotations_of(schema: Any) -> Mapping[str, Any]:
     """Return the resolved annotation of each field of the dataclass `schema`."""
@@ -43,7 +57,11 @@ def convert_fields(instance: Any) -> None:
     schema: Any = type(instance)
     for field in dataclasses.fields(instance):
         path = f"{instance.node_path}.{field.name}"
-        value = _convert(path, annotations_of(schema)[field.name], getattr(instance, field.name))
+        value = getattr(instance, field.name)
+        annotation = annotations_of(schema)[field.name]
+        if "provided" in field.metadata and value not in get_args(annotation) and field.metadata["provided"](value):
+            continue  # kept as it is
+        value = _convert(path, annotation, value)
         if "accepts" in field.metadata and not field.metadata["accepts"](value):
             raise ConfigError(f"{path}: expected {field.metadata['expected']}, got {value!r}; {_advice(field)}")
         object.__setattr__(instance, field.name, value)

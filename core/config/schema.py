@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from slipstream.core.config.errors import ConfigError
-from slipstream.core.config.fields import above, at_least, between, convert_fields
+from slipstream.core.config.fields import above, at_least, between, convert_fields, or_provided
 
 AUTO_EVENTS: Final = "auto"
 """``slipstream.events`` of a log in the folder that the framework keeps for the run."""
@@ -76,8 +76,9 @@ class DrafterConfig:
 
     node_path: ClassVar[str] = "slipstream.drafter"
 
-    mode: Literal["suffix", "off"] = "off"
-    """``suffix`` drafts copies of earlier text, ``off`` leaves the engine's own setting untouched."""
+    mode: Literal["suffix", "off"] = field(default="off", metadata=or_provided("drafters"))
+    """``suffix`` drafts copies of earlier text, ``off`` leaves the engine's own setting untouched; others are
+    plugins'."""
 
     budget_megabytes: int = field(default=512, metadata=at_least(0))
     """Host memory for history and index of one engine replica, in MiB; reserved at once, taken as it fills."""
@@ -102,9 +103,9 @@ class RouterConfig:
 
     node_path: ClassVar[str] = "slipstream.router"
 
-    mode: Literal["cache_aware", "native"] = "native"
+    mode: Literal["cache_aware", "native"] = field(default="native", metadata=or_provided("routing_policies"))
     """``cache_aware`` admits trajectories so that their contexts stay in the replicas' caches, ``native`` leaves the
-    framework's own load balancer untouched."""
+    framework's own load balancer untouched; others are plugins'."""
 
     weights: Literal["reset", "keep"] = "reset"
     """What a weight update does to cached prefixes: ``reset`` when engines drop them, ``keep`` when they serve on from
@@ -188,6 +189,9 @@ class SlipstreamConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     """Whether runs that share a cluster take turns."""
 
+    prometheus_port: int | None = field(default=None, metadata={"expected": "a port from 1 to 65535"})
+    """TCP port at which the training loop's process serves the last step's metrics for Prometheus; None for nowhere."""
+
     events: str | None = field(default=AUTO_EVENTS, metadata={"expected": "auto, or a path"})
     """Path of the event log that the trainer's processes append to, or None for no log. ``auto``: ``slipstream.jsonl``
     in the folder that the framework keeps for the run. A framework's adapter makes it absolute where the run is
@@ -195,3 +199,8 @@ class SlipstreamConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
+            raise ConfigError(
+                f"{self.node_path}.prometheus_port: expected a port from 1 to 65535, got {self.prometheus_port}; "
+                "null serves none"
+            )

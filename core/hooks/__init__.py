@@ -8,7 +8,7 @@ from slipstream.core.hooks.errors import PluginConflictError, PluginError, Plugi
 from slipstream.core.hooks.events import RolloutFinished, Stage, WeightSyncFinished, WeightSyncStarted
 from slipstream.core.hooks.manager import SlipstreamPlugins
 from slipstream.core.hooks.markers import hookimpl, hookspec
-from slipstream.core.hooks.process import plugins
+from slipstream.core.hooks.process import plugins, stage_hooks
 from slipstream.core.hooks.records import Codec, Drafter, Engine, Framework, RoutingPolicy, Scheduler, Transport
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "plugins",
+    "stage_hooks",
 ]

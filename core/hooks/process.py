@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from slipstream.core.hooks.errors import PluginError
+from slipstream.core.hooks.events import Stage
 from slipstream.core.hooks.manager import SlipstreamPlugins
 
 _lock = threading.RLock()
@@ -28,3 +31,12 @@ def plugins() -> SlipstreamPlugins:
             finally:
                 _loading = False
         return _plugins
+
+
+@contextlib.contextmanager
+def stage_hooks(stage: Stage) -> Iterator[None]:
+    """Tell all plugins that `stage` starts and, unless it fails, that it has finished."""
+    hook = plugins().hook
+    hook.slipstream_stage_started(stage=stage)
+    yield
+    hook.slipstream_stage_finished(stage=stage)

@@ -34,7 +34,8 @@ class Codec:
 
     unpack_all: Callable[..., Any] | None = None
     """`unpack_all(data, sections, olds)` does that for several units of one width at once, into `PackedUnits`: section
-    i is the `sections[i, 1]` bytes from `sections[i, 0]` on. After a `ValueError` they are unpacked singly."""
+    i is the `sections[i, 1]` bytes from `sections[i, 0]` on. It may leave out some at the end, to be asked for again.
+    After a `ValueError` they are unpacked singly."""
 
     dtypes: frozenset[str] | None = None
     """Wire dtypes that it codes; None for any."""
@@ -61,10 +62,11 @@ class Drafter:
     """Proposes tokens for speculative decoding."""
 
     name: str
-    """Unique among drafters; the value of ``slipstream/drafter``."""
+    """Unique among drafters; a value of ``slipstream.drafter.mode``."""
 
     factory: Callable[..., Any]
-    """Builds the drafter of one engine replica."""
+    """Builds the drafter of one engine replica: ``factory(DrafterConfig, max_model_len=int)`` returns what offers the
+    methods of `core.drafter.SuffixDrafter`."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class RoutingPolicy:
     """Decides which replica serves a request, and when."""
 
     name: str
-    """Unique among routing policies; the value of ``slipstream/router``."""
+    """Unique among routing policies; a value of ``slipstream.router.mode``."""
 
     factory: Callable[..., Any]
-    """Builds the policy of one run."""
+    """Builds the policy of one run: ``factory(RouterSettings)`` returns a `core.rollout.policy.RoutingPolicyLike`,
+    which under verl has what else `CacheAwareRouter` offers."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ Where to look:
   (what fits), `moves` and `finish` (when to leave home), `prediction`, `costs`, `head_start`, `settings`;
 - around it: `policy` (the interface), `requests` (its records), `live` (asyncio), `partial` (stitching attempts),
   `prefix/` (which replica holds which prompt, KV events, shared prefixes);
+- in a run: `service` (the router's actor), `client` (who has requests), `messages` (between them), `trajectories`,
+  `measures`;
 - `simulation/`: engine replicas, workloads and peers, for ``slipstream replay`` and the benchmark.
 """
 

@@ -125,7 +125,8 @@ class Mover:
         settings = self._settings
         rested = now >= live.moved_at + settings.rest_seconds
         few = live.moves < settings.moves and live.moves_this_turn < settings.moves_per_turn
-        return live.dispatched and live.decoded > 0 and few and rested
+        can = live.turn is not None and live.turn.movable
+        return can and live.dispatched and live.decoded > 0 and few and rested
 
     def _remaining(self, live: Live) -> float:
         return self._lengths.remaining(live.produced + live.stitched + live.decoded, live.group)

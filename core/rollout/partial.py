@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +12,9 @@ class Part:
     """What one attempt produced."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
-    """One per token, under the weights that generated it; None when they were not asked for."""
+    logprobs: tuple[Any, ...] | None
+    """One per token, under the weights that generated it: a number, or the engine's record; None when they were not
+    asked for."""
 
     weight_version: int
     finish_reason: str | None = None
@@ -33,7 +35,7 @@ class Stitched:
     """A whole response."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
+    logprobs: tuple[Any, ...] | None
     versions: tuple[Span, ...]
     """Cover all tokens in order; neighbours differ."""
 

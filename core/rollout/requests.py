@@ -37,6 +37,9 @@ class Turn:
     first: bool
     """Whether the trajectory has no earlier turn."""
 
+    movable: bool = True
+    """Whether it can go on at another replica with what it has."""
+
     @property
     def own_tokens(self) -> int:
         """Tokens that no other trajectory has."""

@@ -3,7 +3,7 @@
 from slipstream.core.seams.check import SeamError, check, remedy, require
 from slipstream.core.seams.result import SeamResult, SeamStatus
 from slipstream.core.seams.table import Seam, SeamTable
-from slipstream.core.seams.versions import installed_version
+from slipstream.core.seams.versions import installed_version, installed_versions
 
 __all__ = [
     "Seam",
@@ -13,6 +13,7 @@ __all__ = [
     "SeamTable",
     "check",
     "installed_version",
+    "installed_versions",
     "remedy",
     "require",
 ]

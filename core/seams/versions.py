@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
@@ -15,6 +16,12 @@ def installed_version(names: str | tuple[str, ...]) -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def installed_versions(names: Iterable[str | tuple[str, ...]]) -> dict[str, str]:
+    """Return the versions of those of `names` that are installed; alternatives go by the first name."""
+    found = {name if isinstance(name, str) else name[0]: installed_version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def accepts(specifier: str, installed: str) -> bool:

@@ -6,6 +6,7 @@ still be read; `FORMAT` grows when the meaning of something that is here changes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -232,3 +233,8 @@ def record_of(event: Mapping[str, Any]) -> AnyRecord | None:
     except msgspec.ValidationError:
         return None
     return record
+
+
+def finite(value: Any) -> float | None:
+    """Return a framework's metric as a number; None where there is none, or it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Protocol
 
 import torch
+
+from slipstream.triton_kernels import as_bits
 
 
 class Engine(Protocol):
@@ -73,6 +75,26 @@ def layer_state(layers: Iterable[torch.nn.Module]) -> list[MutableMapping[str, A
     """Attributes, parameters and buffers of `layers` and of all below them, each once; see `Engine.derived`."""
     modules = {id(module): module for layer in layers for module in layer.modules()}
     return [place for m in modules.values() for place in (m.__dict__, m._parameters, m._buffers)]
+
+
+def keeps_parameters(layer: torch.nn.Module, prepare: Callable[[torch.nn.Module], object]) -> bool:
+    """Whether an engine's preparation of a layer leaves its parameters alone, bit for bit and where they are.
+
+    `prepare` runs after every load, so running it once more is no more than a load does. What it changes is put back.
+    """
+    before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in layer.named_parameters(recurse=False)}
+    prepare(layer)
+    kept = True
+    for name, (parameter, address, value) in before.items():
+        now = getattr(layer, name)
+        if now.data_ptr() != address or now.shape != value.shape:
+            kept = False
+            setattr(layer, name, parameter)
+            parameter.data.copy_(value)
+        elif not torch.equal(as_bits(now.detach()), as_bits(value)):
+            kept = False
+            now.data.copy_(value)
+    return kept
 
 
 def _sha256(tensor: torch.Tensor) -> str:

@@ -33,6 +33,11 @@ class HeldUnit(NamedTuple):
     def dtype(self) -> str:
         return self.unit.dtype
 
+    @property
+    def copies(self) -> bool:
+        pieces = self._distinct()
+        return len(pieces) > 1 or pieces[0].as_box().dst_strides != (1,)
+
     def all(self) -> Bits:
         return join([self._contents(piece.storage, piece.as_box()) for piece in self._distinct()])
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.core.weights.layout import Fill, LayoutMap, Piece, TensorLayout, flat_bits
 from slipstream.core.weights.plan.intersect import intersect_normal
-from slipstream.core.weights.tensors import TensorSpec, dtype_name
+from slipstream.core.weights.tensors import DTYPES, TensorSpec, dtype_name
 from slipstream.triton_kernels import Box, as_bits, normalise
 from slipstream.triton_kernels.box import MAX_RANK
 
@@ -30,6 +30,7 @@ _METADATA_ONLY = {
     torch.ops.aten.squeeze_.dim,
     torch.ops.aten.unsqueeze_.default,
 }
+_TRAVELLING = set(DTYPES.values())
 _FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 
@@ -117,7 +118,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def _write(self, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func in _FILLS:
-            self._fill(target, float(args[1]) if len(args) > 1 else 0.0)
+            self._fill(target, args[1] if len(args) > 1 else 0)
             return
         source = args[1] if len(args) > 1 else kwargs.get("src")
         name = self._owner.get(_storage_key(source)) if isinstance(source, torch.Tensor) else None
@@ -129,11 +130,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 self._loader_only({name}, "the engine repacks this parameter after loading")
             if self._live is not None and target.untyped_storage().data_ptr() not in self._live:
                 self._loader_only({name}, "the loader assembles it in a buffer of its own")
+            if source.dtype != self._probes[name].dtype and not self._same_bits(name, source, target):
+                self._loader_only({name}, f"the loader reads it as {source.dtype}")
+            if any(t.is_neg() or t.is_conj() for t in (source, target)):
+                self._loader_only({name}, "the loader copies it through a negated or conjugated view")
         else:
             # Once the loader has all names, a write from no probe can belong to any of them.
             unknown = set(self._probes) if self._exhausted else {self._current}
             self._loader_only(self._owners(args, kwargs) or unknown, f"the loader writes through {func}")
             self.opaque.append(target)
+
+    def _same_bits(self, name: str, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether a copy from the tensor under another dtype moves its elements bit by bit, each on its own."""
+        return source.dtype == target.dtype and source.dtype.itemsize == self._probes[name].dtype.itemsize
 
     def _fill(self, target: torch.Tensor, value: float) -> None:
         overwritten = {name for name, copies in self.copies.items() for copied, _ in copies if _overlap(copied, target)}
@@ -180,11 +189,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         tensors = []
         for spec in specs:
             copies = self.copies[spec.name]
-            dtypes = {target.dtype for target, _ in copies}
+            # A copy between views under another dtype (fp8 as uint8, say) stores the tensor's own bits.
+            own = spec.torch_dtype
+            dtypes = {target.dtype if source.dtype == own else own for target, source in copies}
             pieces: list[Piece] = []
             reason = self.reasons.get(spec.name, "")
             if len(dtypes) > 1:
                 reason = reason or f"it is stored in several dtypes: {sorted(map(str, dtypes))}"
+            if not dtypes <= _TRAVELLING:
+                reason = reason or f"it is stored in a dtype that cannot travel: {sorted(map(str, dtypes))}"
             if not reason:
                 try:
                     for target, source in copies:
@@ -201,11 +214,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                             pieces.append(piece)
                 except ValueError as error:
                     reason = str(error)
-            dtype = dtype_name(next(iter(dtypes)), spec.name) if dtypes else spec.dtype
             if reason:
                 self.opaque.extend(target for target, _ in copies)
                 tensors.append(TensorLayout(spec.name, spec.dtype, "loader", (), reason))
             elif pieces:
+                dtype = dtype_name(next(iter(dtypes)), spec.name)
                 tensors.append(TensorLayout(spec.name, dtype, "mapped", tuple(pieces)))
             else:
                 tensors.append(TensorLayout(spec.name, spec.dtype, "unused", (), "the engine's loader ignores it"))
@@ -253,16 +266,16 @@ def _memory(tensor: torch.Tensor) -> Box:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the storage ranges of two views meet (ranges, so interleaved views count as meeting)."""
-    if _storage_key(a) != _storage_key(b) or a.numel() == 0 or b.numel() == 0:
+    """Whether the memory of two views meets (from first to last byte, so interleaved views count as meeting)."""
+    if a.numel() == 0 or b.numel() == 0:
         return False
 
     def span(t: torch.Tensor) -> tuple[int, int]:
-        first = int(t.storage_offset())
-        return first, first + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
-    (a_first, a_last), (b_first, b_last) = span(a), span(b)
-    return a_first <= b_last and b_first <= a_last
+    (a_first, a_end), (b_first, b_end) = span(a), span(b)
+    return a_first < b_end and b_first < a_end
 
 
 def _written_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:

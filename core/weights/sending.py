@@ -165,6 +165,8 @@ class _UnitBefore:
     rarely asks, and a copy of the unit would cost all of it.
     """
 
+    copies = True  # or writes to the snapshot
+
     def __init__(self, link: SendingLink, unit: int, changes: TensorChanges) -> None:
         self._link, self._unit, self._changes = link, unit, changes
         self._whole: Bits | None = None

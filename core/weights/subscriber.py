@@ -313,8 +313,9 @@ class Subscriber:
         moves when all workers read it, so two that wait for different ranks would wait for ever.
         """
         before = self._engine.checksums()
-        self._engine.load_weights(self._checkpoint(feeds, timeout))
-        self._engine.finish_loading()
+        with torch.no_grad():
+            self._engine.load_weights(self._checkpoint(feeds, timeout))
+            self._engine.finish_loading()
         after = self._engine.checksums()
         different = tuple(name for name in after if before.get(name) != after[name])
         if different:

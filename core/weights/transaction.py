@@ -106,8 +106,7 @@ class Transaction:
     def write_fills(self) -> None:
         """Repeat the constants that the engine's loader writes beside the checkpoint (vocabulary padding)."""
         for fill in self._layout.fills:
-            self._save(fill.view)
-            fill.view.fill_(fill.value)
+            self._save(fill.view).fill_(fill.value)
 
     def finish(self) -> None:
         """Hand the tensors that need it to the engine's loader.
@@ -216,11 +215,14 @@ class Transaction:
         storages = [(t.untyped_storage(), t.numel() * t.element_size()) for t in tensors]
         return {storage.data_ptr() for storage, size in storages if size >= storage.nbytes()}
 
-    def _save(self, view: torch.Tensor) -> None:
-        view = view.detach()  # an engine may hold parameters that require gradients
+    def _save(self, view: torch.Tensor) -> torch.Tensor:
+        """Keep what it holds; return it as something that can be written, for parameters may require gradients."""
+        view = view.detach()
         self._undo.append(_Overwritten(view, view.to("cpu", copy=True)))
+        return view
 
     def _run_loader(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.used_loader = True
-        self._engine.load_weights(weights)
-        self._engine.finish_loading()
+        with torch.no_grad():
+            self._engine.load_weights(weights)
+            self._engine.finish_loading()

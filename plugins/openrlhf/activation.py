@@ -17,6 +17,7 @@ from slipstream.core.config import (
     to_json,
     with_absolute_paths,
 )
+from slipstream.core.rollout.service import CALLS_AT_ONCE
 from slipstream.core.seams import require
 from slipstream.plugins.openrlhf.seams import seam_table
 from slipstream.plugins.vllm.seams import seam_table as vllm_seam_table
@@ -33,7 +34,7 @@ def activate(config: SlipstreamConfig) -> None:
     if not features:
         return
     for table in (seam_table(), vllm_seam_table()):
-        require(table, features, strict=config.weight_sync.strict_seams)
+        require(table, {*features, "stages"}, strict=config.weight_sync.strict_seams)
     import ray
 
     if ray.is_initialized() and SLIPSTREAM_NODE not in os.environ:
@@ -41,29 +42,36 @@ def activate(config: SlipstreamConfig) -> None:
             "Ray was initialised before slipstream could give it its configuration, so its workers would run without "
             "slipstream; let OpenRLHF call ray.init"
         )
-    ray.init = _carrying(ray.init, config)
-    from openrlhf.trainer.ray import vllm_engine
-    from slipstream.plugins.openrlhf.engine_actor import SlipstreamRolloutActor
-
-    vllm_engine.RolloutRayActor = ray.remote(SlipstreamRolloutActor)
-    if "weight_sync" in features:
-        _weight_sync(ray.remote)
-
-
-def _weight_sync(remote: Callable[..., Any]) -> None:
     from openrlhf.trainer import ppo_trainer, ppo_trainer_async
-    from openrlhf.trainer.ray import ppo_actor
+    from openrlhf.trainer.ray import ppo_actor, vllm_engine
+    from slipstream.plugins.openrlhf.engine_actor import SlipstreamRolloutActor
     from slipstream.plugins.openrlhf.policy import SlipstreamPolicyActor
     from slipstream.plugins.openrlhf.trainer import SlipstreamAsyncTrainer, SlipstreamTrainer
 
-    ppo_actor.PolicyModelActor = remote(num_gpus=1)(SlipstreamPolicyActor)
+    remote: Callable[..., Any] = ray.remote
+    # Engines serve each other's executors: with Ray's 1000 calls at once, these could wait for themselves.
+    routed = {"max_concurrency": CALLS_AT_ONCE} if "router" in features else {}
+    vllm_engine.RolloutRayActor = remote(**routed)(SlipstreamRolloutActor) if routed else remote(SlipstreamRolloutActor)
     ppo_trainer.PPOTrainer = remote(SlipstreamTrainer)
     ppo_trainer_async.TrainingActor = remote(SlipstreamAsyncTrainer)
+    if "weight_sync" in features:
+        ppo_actor.PolicyModelActor = remote(num_gpus=1)(SlipstreamPolicyActor)
 
 
-def _carrying(init: Callable[..., Any], config: SlipstreamConfig) -> Callable[..., Any]:
-    """Wrap `ray.init`: every process of the run gets the node."""
-    node = {SLIPSTREAM_NODE: to_json(with_absolute_paths(config)), RUN_NONCE: uuid.uuid4().hex}
+def carry(config: SlipstreamConfig, run_folder: str | None = None) -> None:
+    """Make `ray.init` give the node to every process of the run; to be called before OpenRLHF calls it.
+
+    Args:
+        config: the node.
+        run_folder: where the run leaves its results, and `events: auto` its log.
+    """
+    import ray
+
+    node = {SLIPSTREAM_NODE: to_json(with_absolute_paths(config, run_folder)), RUN_NONCE: uuid.uuid4().hex}
+    ray.init = _carrying(ray.init, node)
+
+
+def _carrying(init: Callable[..., Any], node: dict[str, str]) -> Callable[..., Any]:
 
     @functools.wraps(init)
     def carrying(*args: Any, **kwargs: Any) -> Any:

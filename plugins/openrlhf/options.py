@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every setting of the node to `parser`, as a group of its own; none has a default there."""
     group = parser.add_argument_group(
         "slipstream",
-        "faster weight sync; what each setting means: docs/settings.md",
+        "faster weight sync and rollout; what each setting means: docs/settings.md",
     )
     group.add_argument(_FILE, metavar="FILE", help="YAML file with the slipstream node; options win over it")
     for option, path, default in _settings():
@@ -68,8 +68,9 @@ def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
             path = (part, field.name)
             name = part if field.name == _MODE else ".".join(path)
             yield f"{PREFIX}{name}", path, _described(schema, field)
-    events = next(field for field in dataclasses.fields(SlipstreamConfig) if field.name == "events")
-    yield f"{PREFIX}events", ("events",), _described(SlipstreamConfig, events)
+    for field in dataclasses.fields(SlipstreamConfig):
+        if field.name not in _parts():
+            yield f"{PREFIX}{field.name}", (field.name,), _described(SlipstreamConfig, field)
 
 
 def _parts() -> dict[str, Any]:

@@ -46,10 +46,14 @@ def _parsing(parse_args: Callable[..., Any], config: SlipstreamConfig) -> Any:
         for name in [name for name in vars(parsed) if name.startswith("slipstream.")]:
             delattr(parsed, name)
         from openrlhf.utils.config import hierarchize
+        from slipstream.plugins.openrlhf.activation import carry
         from slipstream.plugins.openrlhf.requirements import check
 
         try:
-            check(hierarchize(parsed), config)
+            arguments = hierarchize(parsed)
+            check(arguments, config)
+            if enabled_features(config):
+                carry(config, arguments.ckpt.output_dir)
         except ConfigError as error:
             _refuse(error)
         return parsed

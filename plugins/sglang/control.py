@@ -11,7 +11,7 @@ verl's server calls the coroutines (`plugins/verl/sglang_server.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,8 +19,10 @@ import msgspec
 
 from slipstream.core.weights import EngineFailedError
 from slipstream.plugins.sglang.messages import (
+    CORPUS,
     LOADER,
     Command,
+    DrafterMessage,
     Follow,
     Outcome,
     Sync,
@@ -65,6 +67,39 @@ async def sync_workers(
 async def follow_chain(manager: Any, url: str, weight_version: str | None = None) -> list[Outcome]:
     """Bring every worker to the newest version of the chain at `url`; the rest as in `sync_workers`."""
     return await _command(manager, Follow(url), weight_version)
+
+
+async def tell_drafter(
+    manager: Any,
+    version: int | None = None,
+    rollouts: Sequence[tuple[str, list[int], list[int], int]] = (),
+) -> dict[str, float]:
+    """Tell the engine's drafter something, and ask for its counters; requests go on meanwhile.
+
+    Args:
+        manager: SGLang's tokenizer manager.
+        version: of the policy that the engine generates with from now on; None: the one before.
+        rollouts: group, prompt, response and policy version of what other engines wrote.
+
+    Returns:
+        See `Drafting.statistics`.
+
+    Raises:
+        EngineFailedError: the engine does not draft with slipstream, or its drafter failed.
+    """
+    from sglang.srt.managers.io_struct import AddExternalCorpusReqInput
+
+    message = DrafterMessage(version, tuple((group, version) for group, _, _, version in rollouts))
+    request = AddExternalCorpusReqInput(
+        corpus_id=CORPUS,
+        documents=[msgspec.json.encode(message).decode()],
+        token_chunks=[tokens for _, prompt, response, _ in rollouts for tokens in (prompt, response)],
+    )
+    manager.auto_create_handle_loop()
+    answer, *_ = await manager.add_external_corpus_communicator(request)
+    if not answer.success:
+        raise EngineFailedError(f"the engine's drafter: {answer.message}")
+    return msgspec.json.decode(answer.message, type=dict[str, float])
 
 
 @asynccontextmanager

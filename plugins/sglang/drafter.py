@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -28,6 +30,8 @@ from slipstream.plugins.sglang.seams import seam_table
 
 if TYPE_CHECKING:  # it compiles: only where something drafts
     from slipstream.core.drafter import SuffixDrafter
+
+logger = logging.getLogger(__name__)
 
 ALGORITHM: Final = "SLIPSTREAM_SUFFIX"
 """SGLang's name of it, the value of `speculative_algorithm`."""
@@ -81,6 +85,37 @@ def weights_changed(version: int) -> None:
         drafting.weights_changed(version)
 
 
+def tell(version: int | None, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Tell what drafts in this process, and return its counters.
+
+    Args:
+        version: see `weights_changed`; None: the same as before.
+        rollouts: of other engines.
+
+    Raises:
+        LookupError: nothing drafts here.
+    """
+    if not _active:
+        raise LookupError("this engine does not draft with slipstream")
+    counters: dict[str, float] = {}
+    for drafting in list(_active):
+        if version is not None:
+            drafting.weights_changed(version)
+        drafting.feed(rollouts)
+        counters.update(drafting.statistics)
+    return counters
+
+
+class Rollout(NamedTuple):
+    """A finished rollout of another engine."""
+
+    group: str
+    prompt: Sequence[int]
+    response: Sequence[int]
+    version: int
+    """Of the policy that wrote it."""
+
+
 class Drafting:
     """What drafts for the batches of one scheduler, and what it knows of their requests."""
 
@@ -100,6 +135,9 @@ class Drafting:
         self._width, self._parallel = width, parallel
         self._requests: dict[str, _Request] = {}
         self._step: tuple[float, int, int] | None = None  # start, rows and drafted tokens of the last step
+        self._batch = 1
+        self._totals = {"drafting_seconds": 0.0, "row_steps": 0, "verified": 0, "fed": 0}
+        self._feeding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slipstream-history")
         self.drafter: SuffixDrafter | None = None
         """None where another worker drafts."""
         if parallel.tp_rank == 0:
@@ -132,13 +170,22 @@ class Drafting:
         """Something else than a step of decodes happens, so the time until the next one is no measure."""
         self._step = None
 
+    def feed(self, rollouts: Sequence[Rollout]) -> None:
+        """Take what other engines wrote into the history, in the background."""
+        if self.drafter is not None and rollouts:
+            self._feeding.submit(self._feed, self.drafter, rollouts)
+
     @property
     def statistics(self) -> dict[str, float]:
-        """Counters of the drafter; empty where another worker drafts."""
+        """Counters since the start: those of the drafter, and `verified` (drafted tokens that a step verified),
+        `row_steps` (rows of all steps), `fed` (rollouts taken from others), `drafting_seconds`, and `drafting`, whether
+        a batch like the last one drafts. Empty where another worker drafts.
+        """
         if self.drafter is None:
             return {}
         self._end_finished()
-        return dict(self.drafter.statistics)
+        drafting = float(self.drafter.load.wants_drafts(self._batch))
+        return {**self.drafter.statistics, **self._totals, "drafting": drafting}
 
     def _drafted(self, requests: Sequence[Any], unseen: Sequence[Sequence[int]]) -> NDArray[np.int64]:
         assert self.drafter is not None, "asked only where it drafts"
@@ -169,7 +216,18 @@ class Drafting:
         for row, draft in enumerate(drafts):
             found[row, 1 : 1 + len(draft)] = draft
         self._step = start, len(requests), len(requests) * (width - 1)
+        self._batch = len(requests)
+        self._totals["row_steps"] += len(requests)
+        self._totals["verified"] += sum(map(len, drafts))
+        self._totals["drafting_seconds"] += time.perf_counter() - start
         return found
+
+    def _feed(self, drafter: SuffixDrafter, rollouts: Iterable[Rollout]) -> None:
+        try:
+            for group, prompt, response, version in rollouts:
+                self._totals["fed"] += drafter.add_history(group, prompt, response, version)
+        except Exception:
+            logger.exception("slipstream: rollouts of other engines did not reach the history")
 
     def _shared(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """What the first worker drafted; a collective."""

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from slipstream.core.weights import SyncError
-from slipstream.core.weights.engine import ModuleEngine, layer_state
-from slipstream.triton_kernels import as_bits
+from slipstream.core.weights.engine import ModuleEngine, keeps_parameters, layer_state
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 """SGLang layer methods that leave weights in checkpoint form after loading, unless they pack for AMX."""
@@ -128,23 +127,6 @@ def _has_plain_experts(module: torch.nn.Module) -> bool:
 
 
 def _keeps_experts(module: torch.nn.Module) -> bool:
-    """Whether SGLang's preparation leaves the experts of this layer alone, bit for bit and where they are.
-
-    It runs after every update, so running it once more is no more than an update does. What it changes is put back, and
-    the layer takes the loader path. Layers without experts are not looked at.
-    """
-    if not _has_plain_experts(module):
-        return True
-    before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters(recurse=False)}
-    module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
-    kept = True
-    for name, (parameter, address, value) in before.items():
-        now = getattr(module, name)
-        if now.data_ptr() != address or now.shape != value.shape:
-            kept = False
-            setattr(module, name, parameter)
-            parameter.data.copy_(value)
-        elif not torch.equal(as_bits(now.detach()), as_bits(value)):
-            kept = False
-            now.data.copy_(value)
-    return kept
+    """Whether SGLang's preparation leaves the experts of this layer alone; layers without experts are not looked at."""
+    method: Any = getattr(module, "quant_method", None)
+    return not _has_plain_experts(module) or keeps_parameters(module, method.process_weights_after_loading)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.plugins.sglang import worker
-from slipstream.plugins.sglang.drafter import register_algorithm
-from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, encode_answer
+import msgspec
+
+from slipstream.plugins.sglang import drafter, worker
+from slipstream.plugins.sglang.messages import COMMAND, CORPUS, LOADER, DrafterMessage, Outcome, encode_answer
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -29,10 +30,11 @@ def register() -> None:
         (f"{_MANAGER}.release_memory_occupation", released),
         (f"{_MANAGER}.resume_memory_occupation", resumed),
         (f"{_MANAGER}.check_weights", checked),
+        ("sglang.srt.managers.scheduler.Scheduler.add_external_corpus", told),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
     worker.watched = True
-    register_algorithm()
+    drafter.register_algorithm()
 
 
 def from_tensor(
@@ -89,6 +91,23 @@ def checked(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     if request.action == "reset_tensors":
         _lose(manager.tp_worker.model_runner.model, "SGLang ran check_weights(reset_tensors)")
     return original(manager, request)
+
+
+def told(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    """Around `Scheduler.add_external_corpus`, which no algorithm but SGLang's n-grams serves: a message to ours."""
+    if request.corpus_id != CORPUS:
+        return original(scheduler, request)
+    from sglang.srt.managers.io_struct import AddExternalCorpusReqOutput
+
+    try:
+        message = msgspec.json.decode(request.documents[0], type=DrafterMessage)
+        tokens = request.token_chunks
+        beside = zip(message.rollouts, tokens[::2], tokens[1::2], strict=True)
+        rollouts = [drafter.Rollout(group, prompt, answer, version) for (group, version), prompt, answer in beside]
+        counters = drafter.tell(message.version, rollouts)
+    except Exception as error:  # would end the scheduler
+        return AddExternalCorpusReqOutput(success=False, message=f"{type(error).__name__}: {error}")
+    return AddExternalCorpusReqOutput(success=True, corpus_id=CORPUS, message=msgspec.json.encode(counters).decode())
 
 
 def _another(method: str) -> Callable[..., Any]:

@@ -35,6 +35,19 @@ class Follow(msgspec.Struct, frozen=True, tag="follow"):
 Command = Sync | Follow
 
 
+CORPUS = "slipstream.drafter"
+"""Name of the corpus in SGLang's `AddExternalCorpusReqInput` that carries a `DrafterMessage`."""
+
+
+class DrafterMessage(msgspec.Struct, frozen=True):
+    """What an engine's drafter is told; it answers with its counters."""
+
+    version: int | None = None
+    """The engine generates with this version of the policy from now on."""
+    rollouts: tuple[tuple[str, int], ...] = ()
+    """Group and policy version of rollouts that other engines wrote; prompt and response of each travel beside."""
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a command in one worker."""
 

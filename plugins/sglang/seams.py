@@ -18,6 +18,10 @@ def _draft(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "drafter", signature, note)
 
 
+def _route(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "router", signature, note)
+
+
 def seam_table() -> SeamTable:
     """The seam table for SGLang."""
     return SeamTable(
@@ -76,6 +80,18 @@ def seam_table() -> SeamTable:
                 f"{_NGRAM}NGRAMWorker.forward_batch_generation", "(batch, on_publish, ...)", "wrapped: drafts first"
             ),
             _draft(f"{_NGRAM}NgramCorpus", None, "not built"),
+            _draft(
+                "sglang.srt.managers.scheduler:Scheduler.add_external_corpus",
+                "(recv_req)",
+                "hooked: rollouts of other engines, versions, counters",
+            ),
+            _draft(
+                "sglang.srt.managers.io_struct:AddExternalCorpusReqInput.token_chunks", None, "carries messages to it"
+            ),
+            _route(f"{_TOKENIZER}.generate_request", "(obj, request)", "says what of a prompt was cached"),
+            _route(f"{_TOKENIZER}.abort_request", "(rid, abort_all)", "stops one request"),
+            _route(f"{_TOKENIZER}.get_internal_state", "()", "capacity; whether the scheduler answers"),
+            _route("sglang.srt.managers.tokenizer_manager:ReqState.dispatched", None, "whether the engine has it"),
         ),
         switch_off={"drafter": "slipstream/drafter=off"},
     )

@@ -19,7 +19,9 @@ def install(module: ModuleType) -> None:
     config = from_environment()
     if config is None:
         return
-    features = enabled_features(config) | ({"events"} if config.events is not None else set())
+    features = {*enabled_features(config), "stages"}
+    if config.events is not None or config.prometheus_port is not None:
+        features.add("events")
     for feature, patch in _PATCHES[module.__name__]:
         if feature not in features:
             continue
@@ -54,7 +56,7 @@ def _replica(module: Any, config: SlipstreamConfig) -> None:
         check_seams("sglang", sglang_seam_table())
         from slipstream.plugins.verl.sglang_replica import replica_class
 
-        return replica_class()
+        return replica_class(enabled_features(config))
 
     module.RolloutReplicaRegistry.register("vllm", load_vllm)
     module.RolloutReplicaRegistry.register("sglang", load_sglang)
@@ -133,6 +135,12 @@ def _stages(module: Any, config: SlipstreamConfig) -> None:
 
 
 def _steps(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.telemetry import numbered
+
+    numbered(module.PPOTrainer)
+
+
+def _run_log(module: Any, config: SlipstreamConfig) -> None:
     from slipstream.plugins.verl.telemetry import noted
 
     noted(module.PPOTrainer, module.Tracking, config)
@@ -155,7 +163,20 @@ def _own_queue(module: Any, config: SlipstreamConfig) -> None:
     own_queue(module)
 
 
+def _sglang_server(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.sglang_versions import know_server_arguments
+
+    know_server_arguments(module)
+
+
+def _sglang_client(module: Any, config: SlipstreamConfig) -> None:
+    from slipstream.plugins.verl.sglang_versions import open_sessions
+
+    open_sessions(module)
+
+
 _Patch = Callable[[Any, SlipstreamConfig], None]
+_ANY = ("weight_sync", "drafter", "router", "placement", "events")
 _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
     "verl.workers.rollout.base": (("weight_sync", _rollout_adapter),),
     "verl.workers.rollout.replica": (
@@ -170,15 +191,18 @@ _PATCHES: dict[str, tuple[tuple[str, _Patch], ...]] = {
         ("drafter", _drafter_metrics),
         ("router", _router_metrics),
         ("placement", _placed_trainers),
-        ("events", _steps),
-        ("events", _stages),
+        ("events", _run_log),
+        ("stages", _steps),
+        ("stages", _stages),
     ),
-    "verl.trainer.ppo.v1.trainer_sync": (("events", _stages),),
-    "verl.trainer.ppo.v1.trainer_colocate_async": (("events", _stages),),
-    "verl.trainer.ppo.v1.trainer_separate_async": (("events", _stages),),
+    "verl.trainer.ppo.v1.trainer_sync": (("stages", _stages),),
+    "verl.trainer.ppo.v1.trainer_colocate_async": (("stages", _stages),),
+    "verl.trainer.ppo.v1.trainer_separate_async": (("stages", _stages),),
     "transfer_queue.interface": (("placement", _own_queue),),
     "verl.workers.engine_workers": (("weight_sync", _trainer_worker),),
     "verl.workers.rollout.llm_server": (("router", _llm_server),),
     "verl.experimental.agent_loop.agent_loop": (("drafter", _groups), ("router", _agent_loop)),
+    "verl.workers.rollout.sglang_rollout.async_sglang_server": tuple((feature, _sglang_server) for feature in _ANY),
+    "verl.workers.rollout.sglang_rollout.http_server_engine": tuple((feature, _sglang_client) for feature in _ANY),
 }
 """By the module that verl imports: the feature, and what it does there."""

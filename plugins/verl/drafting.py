@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import ray
-
 from slipstream.core.config import SlipstreamConfig
-from slipstream.core.telemetry import Drafting, event_log
 from slipstream.plugins.vllm.drafter import GROUP
-
-logger = logging.getLogger(__name__)
+from slipstream.plugins.vllm.drafting import ReplicaDrafters
 
 
 def group_of(sample: Mapping[str, Any]) -> str | None:
@@ -45,67 +39,6 @@ def in_groups(run_agent_loop: Callable[..., Any]) -> Callable[..., Any]:
         return await run_agent_loop(self, sampling_params, *args, **kwargs)
 
     return run
-
-
-class ReplicaDrafters:
-    """All replicas of a run, after every step: what each wrote goes to the others, counters go to the tracker."""
-
-    def __init__(self, config: SlipstreamConfig) -> None:
-        self._events = event_log(config)
-        self._before: Counter[str] = Counter()
-        self._feeding: list[ray.ObjectRef[None]] = []
-
-    def after_step(self, servers: Sequence[Any], step: int | None) -> dict[str, float]:
-        """Start an exchange, which nobody waits for, and return the metrics of the step."""
-        self._exchange(servers)
-        replicas: list[dict[str, float]] = ray.get([each.slipstream_drafter_statistics.remote() for each in servers])
-        totals: Counter[str] = Counter()
-        for replica in replicas:
-            totals.update(replica)
-        values = drafter_metrics(totals, self._before, len(replicas))
-        self._before = totals
-        self._events.write(Drafting.from_metrics(step, values))
-        return {f"slipstream/drafter/{name}": value for name, value in values.items()}
-
-    def _exchange(self, servers: Sequence[Any]) -> None:
-        """Tokens go from replica to replica: this process sees only references."""
-        if self._feeding:
-            done, self._feeding = ray.wait(self._feeding, num_returns=len(self._feeding), timeout=0)
-            for each in done:
-                try:
-                    ray.get(each)
-                except Exception as error:
-                    logger.warning("slipstream: a replica's drafter did not get what the others wrote: %s", error)
-        alone = len(servers) < 2
-        written = [server.slipstream_take_rollouts.remote(alone) for server in servers]
-        if not alone:
-            for i, server in enumerate(servers):
-                others = [part for j, part in enumerate(written) if j != i]
-                self._feeding.append(server.slipstream_feed_rollouts.remote(*others))
-
-
-def drafter_metrics(totals: Counter[str], before: Counter[str], replicas: int) -> dict[str, float]:
-    """Metrics of a step from the counters of all replicas, now and a step ago.
-
-    Returns:
-        acceptance: accepted tokens per verified one; tokens_per_step: tokens that a request got per step of the engine;
-        drafted, verified, accepted, emitted: tokens; seconds: spent in drafting, all replicas; off_share: steps that
-        the load switch kept plain; drafting: share of replicas that draft now; turned_on, turned_off, probes: of the
-        switch; fed: rollouts that replicas got from others; history_tokens, history_mbytes: held by a replica.
-    """
-    step = totals.copy()
-    step.subtract(before)
-    return {
-        "acceptance": step["accepted"] / max(1, step["verified"]),
-        "tokens_per_step": step["emitted"] / max(1, step["row_steps"]),
-        **{name: float(step[name]) for name in ("drafted", "verified", "accepted", "emitted")},
-        "seconds": step["drafting_seconds"],
-        "off_share": step["steps_off"] / max(1, step["steps"]),
-        "drafting": totals["drafting"] / replicas,
-        **{name: float(step[name]) for name in ("turned_on", "turned_off", "probes", "fed")},
-        "history_tokens": totals["history_tokens"] / replicas,
-        "history_mbytes": totals["history_bytes"] / replicas / 1e6,
-    }
 
 
 def with_drafter_metrics(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import Any
 
 import ray
 
-from slipstream.core.config import from_environment
 from slipstream.plugins.verl.adapters import Adapter
-from slipstream.plugins.verl.drafting_server import DraftingServer
+from slipstream.plugins.verl.drafting_server import VllmDraftingServer
+from slipstream.plugins.verl.limited_server import LimitedServer
 from slipstream.plugins.verl.routing.server import RoutedServer
 from slipstream.plugins.vllm.frontend import sync_workers
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -46,21 +45,9 @@ class SyncedServer(ExtendedServer):
             await sync_workers(self.engine, endpoints, timeout, "slipstream_sync_adapter", adapter=adapter)
 
 
-class LimitedServer:
-    """Mixin for verl's vLLM server actor: its engine may use a share of the GPU's threads."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = from_environment()
-        threads = None if config is None else config.placement.engine_threads
-        if threads is not None:
-            # MPS reads it when a process makes its CUDA context; those of the engine are started by this one.
-            os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
-        super().__init__(*args, **kwargs)
-
-
 _SERVERS: dict[str, tuple[type, ...]] = {
     "weight_sync": (SyncedServer,),
-    "drafter": (DraftingServer, ExtendedServer),
+    "drafter": (VllmDraftingServer, ExtendedServer),
     "router": (RoutedServer,),
     "placement": (LimitedServer,),
 }

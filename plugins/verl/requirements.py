@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from slipstream.core.config import ConfigError, SlipstreamConfig
-from slipstream.core.telemetry import check_path
+from slipstream.core.telemetry import check_path, check_prometheus
 
 BACKEND = "slipstream"
 """Name of our checkpoint engine, `actor_rollout_ref.rollout.checkpoint_engine.backend`."""
@@ -34,6 +34,8 @@ def check(config: Any, slipstream: SlipstreamConfig) -> None:
         )
     if slipstream.events is not None:
         check_path(slipstream.events)
+    if slipstream.prometheus_port is not None:
+        check_prometheus()
     if slipstream.drafter.mode != "off":
         _check_drafter(config, slipstream.drafter.mode)
     if slipstream.router.mode != "native":
@@ -96,7 +98,7 @@ def _check_engine(rollout: Any, setting: str, off: str, ones: Sequence[str], nam
 
 def _check_router(rollout: Any, mode: str) -> None:
     setting, off = f"slipstream.router.mode={mode}", "or add slipstream/router=native"
-    _check_engine(rollout, setting, off, _ONE_CACHE)
+    _check_engine(rollout, setting, off, _ONE_CACHE, ("vllm", "sglang"))
     start = f"{setting} needs actor_rollout_ref.rollout."
     if rollout.get("full_determinism", False):  # requests have one name then, and may not choose their replica
         raise ConfigError(f"{start}full_determinism=false, got true; set it {off}")
@@ -109,20 +111,21 @@ def _check_router(rollout: Any, mode: str) -> None:
 def _check_drafter(config: Any, mode: str) -> None:
     rollout = config.actor_rollout_ref.rollout
     setting, off = f"slipstream.drafter.mode={mode}", "or add slipstream/drafter=off"
-    _check_engine(rollout, setting, off, _UNSPLIT)
+    _check_engine(rollout, setting, off, _UNSPLIT, ("vllm", "sglang"))
     start = f"{setting} needs actor_rollout_ref.rollout."
     if rollout.checkpoint_engine.backend == "delta_sharded":
         raise ConfigError(
             f"{start}checkpoint_engine.backend other than delta_sharded, which refuses engines that draft; add "
             f"+slipstream=sync {off}"
         )
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    if engine.get("speculative_config") is not None:
+    name = _name(rollout) or "vllm"
+    engine = (rollout.get("engine_kwargs") or {}).get(name) or {}
+    key = {"vllm": "speculative_config", "sglang": "speculative_algorithm"}[name]
+    if engine.get(key) is not None:
         raise ConfigError(
-            f"{start}engine_kwargs.vllm.speculative_config=null, got {engine['speculative_config']}: an engine has one "
-            f"drafter; remove it {off}"
+            f"{start}engine_kwargs.{name}.{key}=null, got {engine[key]}: an engine has one drafter; remove it {off}"
         )
-    if engine.get("async_scheduling"):
+    if name == "vllm" and engine.get("async_scheduling"):
         raise ConfigError(
             f"{start}engine_kwargs.vllm.async_scheduling=null, got true: vLLM takes no drafts of a proposer class with "
             f"it; remove it {off}"

@@ -32,6 +32,10 @@ def _note(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "events", signature, note)
 
 
+def _stage(target: str, signature: str | None, note: str) -> Seam:
+    return Seam(target, "stages", signature, note)
+
+
 def _place(target: str, signature: str | None, note: str) -> Seam:
     return Seam(target, "placement", signature, note)
 
@@ -68,6 +72,19 @@ _SGLANG = (
     _sync(f"{_SGLANG_ADAPTER}.update_weights", "(weights, global_steps, wire_format, **kwargs)", "replaced"),
     _sync(f"{_SGLANG_ADAPTER}._init_server_adapter", "()", "finds the server"),
     _sync(f"{_SGLANG_ADAPTER}._is_server_tp_leader", "()", "which rank calls it"),
+    _draft(f"{_SGLANG_SERVER}:SGLangHttpServer.launch_server", "(master_address, master_port)", "adds our arguments"),
+    _draft(
+        f"{_SGLANG_SERVER}:SGLangHttpServer.generate",
+        "(prompt_ids, sampling_params, request_id, ...)",
+        "names the group in SGLang's words; keeps what was written",
+    ),
+    _draft(f"{_SGLANG_SERVER}:SGLangHttpServer.set_global_steps", "(global_steps)", "tells the drafter"),
+    _route(f"{_SGLANG_SERVER}:SGLangHttpServer.launch_server", "(master_address, master_port)", "then watches"),
+    _route(
+        f"{_SGLANG_SERVER}:SGLangHttpServer.generate",
+        "(prompt_ids, sampling_params, request_id, ...)",
+        "request_id is SGLang's name of it",
+    ),
 )
 
 
@@ -204,12 +221,12 @@ def _table() -> SeamTable:
             _note("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
             _note("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
             _note(f"{_TRAINER_MODULE}_base:PPOTrainer.__init__", "(config)", "a run begins"),
-            _note(f"{_TRAINER_MODULE}_base:PPOTrainer.step", "(metrics, timing_raw)", "which step it is"),
+            _note(f"{_TRAINER_MODULE}_base:Tracking.log", "(data, step, ...)", "the metrics of a step"),
+            _stage(f"{_TRAINER_MODULE}_base:PPOTrainer.step", "(metrics, timing_raw)", "which step it is"),
             *(
-                _note(f"{_TRAINER_MODULE}_{mode}:marked_timer", "(name, timing_raw, ...)", "when a stage ran")
+                _stage(f"{_TRAINER_MODULE}_{mode}:marked_timer", "(name, timing_raw, ...)", "when a stage ran")
                 for mode in ("base", "sync", "colocate_async", "separate_async")
             ),
-            _note(f"{_TRAINER_MODULE}_base:Tracking.log", "(data, step, ...)", "the metrics of a step"),
             _place("verl.utils.config:validate_config", "(config, ...)", "the driver's check"),
             _place("verl.trainer.constants_ppo:get_ppo_ray_runtime_env", "(config)", "carries the node to Ray"),
             _place("verl.trainer.ppo.v1.trainer_base:get_trainer_cls", "(name)", "our trainers derive from verl's"),
@@ -246,5 +263,9 @@ def _table() -> SeamTable:
             _place("transfer_queue.interface:ray.get_actor", None, "one TransferQueue a run"),
             _place("transfer_queue.interface:TransferQueueController.options", None, "one TransferQueue a run"),
         ),
-        switch_off={"drafter": "slipstream/drafter=off", "events": "slipstream.events=null"},
+        switch_off={
+            "drafter": "slipstream/drafter=off",
+            "events": "slipstream.events=null slipstream.prometheus_port=null",
+            "stages": "slipstream.weight_sync.strict_seams=false",
+        },
     )

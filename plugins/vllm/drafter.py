@@ -102,7 +102,8 @@ class SuffixProposer:
         self.drafter: SuffixDrafter | None = None
         """None where vLLM does not ask for drafts."""
         if get_tp_group().is_first_rank:
-            factory = plugins().drafter("suffix").factory
+            name = "suffix" if config.drafter.mode == "off" else config.drafter.mode  # off: an engine of one's own
+            factory = plugins().drafter(name).factory
             self.drafter = factory(config.drafter, max_model_len=vllm_config.model_config.max_model_len)
 
     def load_model(self, target_model: Any) -> None:

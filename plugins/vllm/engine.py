@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from slipstream.core.weights.engine import ModuleEngine, layer_state
+from slipstream.core.weights.engine import ModuleEngine, keeps_parameters, layer_state
 from slipstream.plugins.vllm.cpu_experts import experts_are_unpacked
-from slipstream.triton_kernels import as_bits
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 """vLLM layer methods that leave weights in checkpoint form after loading. Every other one (quantised, experts with
@@ -48,29 +47,14 @@ class VllmEngine(ModuleEngine):
         return [parameter for module in transformed for parameter in module.parameters()]
 
     def _keeps_experts(self, module: torch.nn.Module) -> bool:
-        """Whether vLLM's preparation leaves the experts of this layer alone, bit for bit and where they are.
-
-        It runs again after every load, so running it once more is no more than a load does. What it changes is put
-        back, and the layer takes the loader path. Layers without experts are not looked at.
-        """
+        """Whether vLLM's preparation leaves the experts of this layer alone; layers without are not looked at."""
         if not _has_experts(module):
             return True
         from vllm.config import set_current_vllm_config
 
-        before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters(recurse=False)}
+        method: Any = module.quant_method
         with set_current_vllm_config(self._worker.model_runner.vllm_config):
-            module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
-        kept = True
-        for name, (parameter, address, value) in before.items():
-            now = getattr(module, name)
-            if now.data_ptr() != address or now.shape != value.shape:
-                kept = False
-                setattr(module, name, parameter)
-                parameter.data.copy_(value)
-            elif not torch.equal(as_bits(now.detach()), as_bits(value)):
-                kept = False
-                now.data.copy_(value)
-        return kept
+            return keeps_parameters(module, method.process_weights_after_loading)
 
 
 def _is_transformed(module: torch.nn.Module) -> bool:

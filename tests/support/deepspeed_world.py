@@ -5,8 +5,6 @@ The policy's own code gathers and publishes; only Ray, the engines' actors and C
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import traceback
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import Any
 import openrlhf_cpu
 import torch
 import torch.distributed as dist
-from fsdp_world import bits, calling, dense_model, subscriber
-from plain_engine import PlainEngine
+from fsdp_world import dense_model
+from trainer_world import RANKS, follow
 
-RANKS = 2
-SYNCS = 3
 STAGES = (1, 2, 3)
+FROZEN = ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight")
 
 
 def deepspeed_engine(stage: int) -> Any:
@@ -37,55 +34,31 @@ def deepspeed_engine(stage: int) -> Any:
         "steps_per_print": 1000,
     }
     model = dense_model().to(torch.bfloat16)
-    return deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)[0]
+    for name in FROZEN:
+        model.get_parameter(name).requires_grad = False
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return deepspeed.initialize(model=model, model_parameters=trained, config=config)[0]
 
 
 def work(rank: int, folder: Path, stage: int) -> None:
-    """Train and publish; rank 0 has an engine and compares it with what DeepSpeed gathers."""
-    from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
-    from slipstream.core.weights.publishing import RunPublisher, all_ranks
+    """One rank of one case."""
     from slipstream.plugins.openrlhf.policy import SyncedTrainer
     from slipstream.plugins.openrlhf.shards import DeepSpeedShards
 
-    node = {"mode": "delta", "timeout_seconds": 60, "verify_every": 1}
-    os.environ[SLIPSTREAM_NODE] = to_json(parse_config({"weight_sync": node, "events": str(folder / "events")}))
     engine = deepspeed_engine(stage)
     trainer = SyncedTrainer.__new__(SyncedTrainer)
     trainer.actor = SimpleNamespace(model=engine)
     trainer.strategy = SimpleNamespace(
         args=SimpleNamespace(ds=SimpleNamespace(tensor_parallel_size=1, zero_stage=stage))
     )
+
+    def train(step: int) -> None:
+        tokens = torch.randint(0, 97, (1, 16), generator=torch.Generator().manual_seed(10 * step + rank))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        engine.step()
+
     source = DeepSpeedShards(trainer._parameters(), split=False)
-    publisher = RunPublisher(source)
-    assert publisher.shards is source, source.obstacle()
-    facts: dict[str, Any] = {"differ": [], "changed": [], "held": sum(len(t) for _, t in source.tensors())}
-    inference: PlainEngine | None = None
-    subscribe = None
-    before: dict[str, torch.Tensor] = {}
-    for step in range(SYNCS):
-        if step:
-            tokens = torch.randint(0, 97, (1, 16), generator=torch.Generator().manual_seed(10 * step + rank))
-            engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
-            engine.step()
-        gathered = {name: tensor.clone() for name, tensor in trainer._gathered()}
-        if inference is None:
-            inference = PlainEngine(
-                {name: tuple(tensor.shape) for name, tensor in gathered.items()},
-                dict.fromkeys(gathered, torch.bfloat16),
-            )
-            subscribe = subscriber(inference)
-        channel, addresses = publisher.shared(f"ipc://{folder}/rank{rank}", same_host=True)
-        call = calling(subscribe if rank == 0 else None, addresses)
-        asyncio.run(publisher.publish((), channel, 1, call, step, all_ranks, log=rank == 0))
-        if rank == 0:
-            wanted = {name: bits(tensor) for name, tensor in gathered.items()}
-            have = {name: bits(tensor) for name, tensor in inference.tensors.items()}
-            facts["differ"].append([name for name in wanted if not torch.equal(wanted[name], have[name])])
-            facts["changed"].append(sum(int((wanted[n] != before[n]).sum()) for n in wanted) if before else 0)
-            before = wanted
-    facts["elements"] = sum(tensor.numel() for tensor in before.values())
-    facts["loads"] = inference.loads if inference is not None else None
-    (folder / f"facts{rank}.json").write_text(json.dumps(facts))
+    follow(rank, folder, source, trainer._gathered, train, frozen=FROZEN)
 
 
 def rank_main(rank: int, folder: str) -> None:

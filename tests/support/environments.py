@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class ForeignRun(pytest.Item):
         python = ROOT / f".venv-{name}" / "bin" / "python"
         if not python.exists():
             pytest.skip(f"no .venv-{name} here (make env-{name})")
-        command = [str(python), "-m", "pytest", str(self.path), "-q", "--color=no", "--durations=5"]
+        command = [str(python), "-m", "pytest", str(self.path), "-q", "-rs", "--color=no", "--durations=5"]
         command += [f"--data={self.config.getoption('--data')}"]
         # The main environment's Triton and script folder are not this one's.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -60,6 +61,9 @@ class ForeignRun(pytest.Item):
             raise ForeignTestError(f"{done.stdout}\n{done.stderr}")
         if "passed" not in summary:
             pytest.skip(f"in .venv-{name}: {summary}")
+        for line in done.stdout.splitlines():
+            if line.startswith("SKIPPED"):  # this item passes, so nothing else would show it
+                warnings.warn(f"in .venv-{name}: {line}", stacklevel=1)
         print(summary)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: None = None) -> str:

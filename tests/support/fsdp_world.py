@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from plain_engine import PlainEngine
+from trainer_world import RANKS, follow
 
-from slipstream.triton_kernels import as_bits
-
-RANKS = 2
-SYNCS = 3
 ROUTER = "mlp.gate.weight"
 FROZEN = ("embed_tokens", "lm_head")
 
@@ -142,10 +136,10 @@ def work(rank: int, folder: Path, case: str) -> None:
     """One rank of one case."""
     build, wrap = CASES[case]
     engine = verl_engine(wrap(build()))
-    follow(rank, folder, engine, lambda: engine.get_per_tensor_param(base_sync_done=True)[0], engine.module)
+    follow_verl(rank, folder, engine, lambda: engine.get_per_tensor_param(base_sync_done=True)[0], engine.module)
 
 
-def follow(
+def follow_verl(
     rank: int,
     folder: Path,
     engine: Any,
@@ -153,75 +147,34 @@ def follow(
     module: torch.nn.Module,
     replicated: Callable[[torch.nn.Parameter], bool] = lambda parameter: False,
 ) -> None:
-    """Train a little and publish, three times; rank 0 has an engine and compares it with what verl gathers.
+    """`follow` verl's `engine`, which trains `module`.
 
     Args:
-        engine: verl's training engine.
         gather: its own export: (name, whole tensor).
-        module: what is trained.
         replicated: parameters that all ranks hold whole, and train alike.
     """
-    from slipstream.core.config import SLIPSTREAM_NODE, parse_config, to_json
-    from slipstream.core.weights.publishing import RunPublisher, all_ranks
     from slipstream.plugins.verl.shards import shard_source
 
-    sync = {"mode": "delta", "timeout_seconds": 60, "verify_every": 1}
-    os.environ[SLIPSTREAM_NODE] = to_json(parse_config({"weight_sync": sync, "events": str(folder / "events")}))
     source = shard_source(engine)
     assert source is not None
-    publisher = RunPublisher(source)
-    assert publisher.shards is source, source.obstacle()
-    spared = list(engine.get_per_tensor_param()[0]) == []
-    source.in_use = False  # so that verl gathers what is compared with
-    facts: dict[str, Any] = {"differ": [], "changed": [], "spared": spared}
-    inference: PlainEngine | None = None
-    subscribe: Callable[[list[str]], None] | None = None
-    before: dict[str, torch.Tensor] = {}
-    for step in range(SYNCS):
-        if step:
-            train(module, step, replicated)
-        gathered = {name: tensor.clone() for name, tensor in gather()}
-        if inference is None:
-            inference = PlainEngine(
-                {name: tuple(tensor.shape) for name, tensor in gathered.items()},
-                {name: torch.float32 if name.endswith(ROUTER) else torch.bfloat16 for name in gathered},
-            )
-            subscribe = subscriber(inference)
-        channel, addresses = publisher.shared(f"ipc://{folder}/rank{rank}", same_host=True)
-        call = calling(subscribe if rank == 0 else None, addresses)
-        metrics = asyncio.run(publisher.publish((), channel, 1, call, step, all_ranks, log=rank == 0))
-        if rank == 0:
-            wanted = {name: bits(t.to(inference.tensors[name].dtype)) for name, t in gathered.items()}
-            have = {name: bits(t) for name, t in inference.tensors.items()}
-            facts["differ"].append([name for name in wanted if not torch.equal(wanted[name], have[name])])
-            facts["changed"].append({n: int((wanted[n] != before[n]).sum()) for n in wanted} if before else {})
-            facts["metrics"] = metrics
-            before = wanted
-    if rank == 0:
-        facts["loads"] = inference.loads if inference is not None else None
-        facts["dtypes"] = {n: str(t.dtype) for n, t in gathered.items()}
-        facts["beyond_bf16"] = {n: not torch.equal(t.bfloat16().float(), t.float()) for n, t in gathered.items()}
-        (folder / "facts.json").write_text(json.dumps(facts))
+    found: dict[str, Any] = {}
 
+    def gather_beside() -> Any:
+        if not found:  # the source is in use: verl's export has nothing to do, but here it is what is compared with
+            found["spared"] = list(engine.get_per_tensor_param()[0]) == []
+            source.in_use = False
+        return gather()
 
-def calling(subscribe: Callable[[list[str]], None] | None, addresses: list[str]) -> Callable[[], Any]:
-    async def call() -> None:
-        if subscribe is not None:
-            await asyncio.to_thread(subscribe, addresses)
-
-    return call
-
-
-def subscriber(engine: PlainEngine) -> Callable[[list[str]], None]:
-    from slipstream.core.weights import Connections, Subscriber
-
-    held, connections = Subscriber(engine, "engine"), Connections()
-
-    def sync(addresses: list[str]) -> None:
-        with connections.joined(addresses, 60.0) as channels:
-            held.sync(channels, 60.0)
-
-    return sync
+    follow(
+        rank,
+        folder,
+        source,
+        gather_beside,
+        lambda step: train(module, step, replicated),
+        frozen=[name for name, parameter in module.named_parameters() if not parameter.requires_grad],
+        dtype_of=lambda name: torch.float32 if name.endswith(ROUTER) else torch.bfloat16,
+        more=found,
+    )
 
 
 @torch.no_grad()
@@ -234,10 +187,6 @@ def train(module: torch.nn.Module, step: int, replicated: Callable[[torch.nn.Par
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
             moved = torch.rand(local.shape, generator=common if replicated(parameter) else own) < 0.01
             local[moved] = local[moved] * 1.01 + 1e-3
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return as_bits(tensor.contiguous())
 
 
 def rank_main(rank: int, folder: str, cases: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp_world import follow
+from fsdp_world import follow_verl
 
 HEADS, GROUPS, HIDDEN, FFN, VOCAB, LAYERS = 4, 2, 32, 48, 90, 2
 
@@ -89,7 +89,7 @@ def rank_main(rank: int, folder: str, tensor_parallel: int, pipeline_parallel: i
         engine = SimpleNamespace(bridge=bridge, vanilla_bridge=True, module=[model])
         engine.get_per_tensor_param = lambda **_: (bridge.export_weights([model]), None)
         export = engine.bridge.export_weights
-        follow(rank, Path(folder), engine, lambda: export([model]), model, _on_all_tensor_parallel_ranks)
+        follow_verl(rank, Path(folder), engine, lambda: export([model]), model, _on_all_tensor_parallel_ranks)
     except Exception:
         (Path(folder) / f"error{rank}").write_text(traceback.format_exc())
     dist.barrier()

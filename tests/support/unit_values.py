@@ -14,6 +14,8 @@ class Old(NamedTuple):
     values: NDArray[np.unsignedinteger]
     dtype: str
 
+    copies = False
+
     @property
     def numel(self) -> int:
         return self.values.size

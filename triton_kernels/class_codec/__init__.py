@@ -13,7 +13,7 @@ is of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -193,25 +193,38 @@ def unpack(
     return cpu.unpack(data, n, dtype, old, class_map, exponent)
 
 
-def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any) -> PackedUnits:
-    """`unpack` of several units at once, whose messages have one class each.
+def unpack_all(
+    data: NDArray[np.uint8],
+    sections: NDArray[np.int64],
+    maps: Sequence[tuple[Classes, Exponent]],
+    olds: Sequence[NDArray[Any] | None],
+    dtype: Any,
+) -> PackedUnits:
+    """`unpack` of several units at once.
 
     Args:
         data: uint8[size], which has a message for each.
-        sections: int64[units, 4]: where the message begins, its bytes, the elements of the unit, and the order of the
-            class. (What the exponent is makes no difference to one class.)
+        sections: int64[units, 4]: where the message begins, its bytes, the elements of the unit, and which of `maps`.
+        maps: classes and exponent.
+        olds: of each unit, as `unpack` takes them; not looked at where there is one class.
         dtype: of the elements.
 
     Raises:
         CorruptBlockError: as `unpack`, for any of them.
         TypeError, ValueError: as `unpack`.
     """
-    _check(Classes((), (0,)), (0, 1), np.empty(0, dtype))
-    if sections.size and not (sections[:, 3].min() >= 0 and sections[:, 3].max() < 8 * np.dtype(dtype).itemsize):
-        raise ValueError(f"expected code orders in 0..{8 * np.dtype(dtype).itemsize - 1}, got {sections[:, 3]}")
+    for known in maps:
+        _check(*known, np.empty(0, dtype))
+    several = np.array([classes.number > 1 for classes, _ in maps])[sections[:, 3]]
+    for i in np.flatnonzero(several):
+        old, n = olds[i], int(sections[i, 2])
+        if old is None:
+            raise TypeError("expected the old elements; only one class can do without")
+        if old.size != n or old.dtype != dtype or not old.flags.c_contiguous:
+            raise ValueError(f"expected {n} old elements of {np.dtype(dtype)}, got {old.size} of {old.dtype}")
     from . import cpu
 
-    return cpu.unpack_all(data, sections, dtype)
+    return cpu.unpack_all(data, sections, maps, olds, dtype)
 
 
 def _check(class_map: Classes, exponent: Exponent | tuple[int, int], old: NDArray[Any]) -> Exponent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,9 @@ from ..threads import run, split
 from .classes import BLOCK, Classes, Exponent
 from .decode_cpu import decode_all, scan_all
 from .encode_cpu import encode_blocks, room
+from .lanes import LANES
 from .planes import ERRORS, put_varint
+from .scan import pack_edges
 
 LEAST = 4  # blocks a thread takes at least
 
@@ -25,6 +27,14 @@ LEAST = 4  # blocks a thread takes at least
 def parameters(classes: Classes, exponent: Exponent) -> tuple[NDArray[np.uint8], NDArray[np.int64], int, int]:
     """Classes and exponent as the compiled functions take them."""
     return np.array(classes.edges, np.uint8), np.array(classes.orders, np.int64), exponent.shift, exponent.mask
+
+
+@lru_cache
+def _row(classes: Classes, exponent: Exponent) -> tuple[int, ...]:
+    """A row of the maps that `scan_all` takes."""
+    edges = int(np.uint64(pack_edges(np.array(classes.edges, np.uint8))).astype(np.int64))
+    orders = classes.orders + (0,) * (LANES - classes.number)
+    return classes.number, exponent.shift, exponent.mask, edges, *orders
 
 
 def encode(
@@ -71,32 +81,26 @@ def unpack(
     block: int = BLOCK,
 ) -> PackedChanges:
     """Inverse of `encode`, up to the old values; see the package."""
-    edges, orders, shift, field = parameters(classes, exponent)
-    sections, before = np.array([[0, data.size, n]]), np.empty(0, dtype) if old is None else old
-    return _unpack(data, sections, before, edges, orders.reshape(1, -1), shift, field, block).changes
+    return unpack_all(data, np.array([[0, data.size, n, 0]]), [(classes, exponent)], [old], dtype, block).changes
 
 
-def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], dtype: Any, block: int = BLOCK) -> PackedUnits:
-    """Inverse of `encode` for the messages of several units with one class each; see the package."""
-    orders = np.ascontiguousarray(sections[:, 3:])
-    return _unpack(data, sections, np.empty(0, dtype), np.empty(0, np.uint8), orders, 0, 0, block)
-
-
-def _unpack(
+def unpack_all(
     data: NDArray[np.uint8],
     sections: NDArray[np.int64],
-    old: NDArray[Any],
-    edges: NDArray[np.uint8],
-    orders: NDArray[np.int64],
-    shift: int,
-    field: int,
-    block: int,
+    maps: Sequence[tuple[Classes, Exponent]],
+    olds: Sequence[NDArray[Any] | None],
+    dtype: Any,
+    block: int = BLOCK,
 ) -> PackedUnits:
-    units, width, each = sections.shape[0], old.itemsize, -(-block // RUN)
+    """Inverse of `encode` for the messages of several units; see the package."""
+    like, table = np.empty(0, dtype), np.array([_row(*known) for known in maps], np.int64)
+    addresses = [0 if old is None else old.ctypes.data for old in olds]
+    sections = np.column_stack((sections, np.array(addresses, np.int64)))
+    units, width, each = sections.shape[0], like.itemsize, -(-block // RUN)
     room = int((-(-sections[:, 2] // block)).sum())
     index, runs = np.empty(room, np.int64), np.empty(units + 1, np.int64)
     offsets, before = np.empty((2, room + units), np.int64)
-    error = scan_all(data, sections, width, orders.shape[1], block, index, offsets, before, runs)
+    error = scan_all(data, sections, table, width, block, index, offsets, before, runs)
     _refuse(error, sections)
     blocks = int(runs[-1])
     count = int(before[blocks + units - 1])
@@ -107,9 +111,8 @@ def _unpack(
     plane = padded(data)
 
     def piece(begin: int, end: int) -> int:
-        found = (plane, sections, index, offsets, before, runs, begin, end)
-        how = (old, edges, orders, shift, field, block, width)
-        return decode_all(*found, *how, bases, starts, places, payload, moved)
+        found = (plane, sections, table, index, offsets, before, runs, begin, end)
+        return decode_all(*found, like, block, bases, starts, places, payload, moved)
 
     for error in run(piece, split(blocks, LEAST)):
         _refuse(error, sections)

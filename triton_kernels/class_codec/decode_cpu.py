@@ -10,11 +10,11 @@ from ..bit_fields import GROUP, WIDEST, put_field_sums, put_steps
 from ..bit_planes import SLACK, bits_at, count_ones, list_ones, word_at
 from ..jit import jit
 from ..packed import RUN
+from ..prefetch import array_at
 from .directory_cpu import read_header, scan_blocks
-from .lanes import GROUP as CLASSED
-from .lanes import LANES
+from .lanes import LANES, PLANES, TILE
 from .planes import COUNT, TRAILING, TRUNCATED, TYPE, VECTOR, WIDE, low_width
-from .scan import list_classes, pack_edges, place_ranks
+from .scan import SPAN, list_classes, place_ranks
 
 
 class Scratch(NamedTuple):
@@ -30,8 +30,6 @@ class Scratch(NamedTuple):
     """int32[changes], in order of class."""
     steps: Any
     """Payload [changes], in order of class."""
-    positions: Any
-    """int32[changes], elements of the block in order."""
 
 
 @jit
@@ -43,7 +41,6 @@ def make_scratch(changes: int, payload: Any) -> Scratch:
         np.empty(changes, np.uint8),
         np.empty(changes, np.int32),
         np.empty(changes, payload.dtype),
-        np.empty(changes, np.int32),
     )
 
 
@@ -241,8 +238,8 @@ def decode_block(
 
 
 @jit
-def pack_offsets(positions: Any, room: int, first: int, starts: Any, offsets: Any) -> None:
-    """Cut the ascending `positions` of a block of `room` elements into runs: offsets in them, first change of each."""
+def pack_offsets(positions: Any, first: int, starts: Any, offsets: Any) -> None:
+    """Cut the ascending `positions` of a block into runs: offsets in them, first change of each."""
     for i in range(positions.size):
         offsets[i] = positions[i] & (RUN - 1)
     for r in range(starts.size):
@@ -271,7 +268,7 @@ def decode_blocks(
     payload: Any,
     moved: Any,
 ) -> int:
-    """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error.
+    """Decode the blocks begin to end of `scan_blocks`; returns 0 or an error. `edges` are packed.
 
     Writes `PackedChanges`: out holds the offsets, and every block has as many runs. `old` is read only for more than
     one class.
@@ -280,14 +277,16 @@ def decode_blocks(
     most = 0
     for k in range(begin, end):
         most = max(most, before[k + 1] - before[k])
-    packed = pack_edges(edges)
     begins, sizes = np.empty(LANES + 1, np.int64), np.empty(LANES, np.int64)
     scratch = make_scratch(most, payload)
-    masks = np.empty(LANES * ((min(block, n) + CLASSED - 1) // CLASSED) if classes > 1 else 0, np.uint64)
+    tiles = (min(block, n) + SPAN - 1) // SPAN if classes > 1 else 0
+    planes, tallies = np.empty(PLANES * TILE * tiles, np.uint64), np.empty((tiles, LANES), np.int64)
     for k in range(begin, end):
         base, first, stop = index[k] * block, before[k], before[k + 1]
         count, room = stop - first, min(block, n - base)
         dense = offsets[k + 1] - offsets[k] == room * width
+        mine = starts[k * runs : (k + 1) * runs]
+        absolute = 1
         if dense:
             at = offsets[k]
             for i in range(room):
@@ -297,13 +296,12 @@ def decode_blocks(
                 at += width
                 scratch.ranks[i] = i
                 payload[first + i] = bits
-            absolute = 1
         else:
+            tally = tallies[: (room + SPAN - 1) // SPAN]
             sizes[:] = 0
-            if classes == 1:
-                sizes[0] = room
-            else:
-                list_classes(old, base, base + room, shift, field, packed, masks, sizes)
+            sizes[0] = room
+            if classes > 1:
+                list_classes(old, base, base + room, shift, field, edges, planes, tally, sizes)
             steps = payload[first:stop] if classes == 1 else scratch.steps
             error, absolute = decode_block(
                 data, offsets[k], offsets[k + 1], sizes, orders, 8 * width, begins, scratch, steps
@@ -311,17 +309,11 @@ def decode_blocks(
             if error:
                 return error
             if classes > 1 and count != place_ranks(
-                masks,
-                (room + CLASSED - 1) // CLASSED,
-                scratch.ranks,
-                begins,
-                steps,
-                scratch.positions,
-                payload[first:stop],
+                planes, tally, scratch.ranks, begins, scratch.steps, first, stop, mine, out, payload
             ):
                 return TYPE
-        positions = scratch.ranks if classes == 1 or dense else scratch.positions
-        pack_offsets(positions[:count], room, first, starts[k * runs : (k + 1) * runs], out[first:stop])
+        if classes == 1 or dense:
+            pack_offsets(scratch.ranks[:count], first, mine, out[first:stop])
         for r in range(runs):
             bases[k * runs + r] = base + r * RUN
         moved[k * runs : (k + 1) * runs] = not absolute
@@ -330,20 +322,14 @@ def decode_blocks(
 
 @jit
 def scan_all(
-    data: Any,
-    sections: Any,
-    width: int,
-    classes: int,
-    block: int,
-    index: Any,
-    offsets: Any,
-    before: Any,
-    runs: Any,
+    data: Any, sections: Any, maps: Any, width: int, block: int, index: Any, offsets: Any, before: Any, runs: Any
 ) -> int:
     """`scan_blocks` of the messages of several units; returns an error or 0.
 
     Args:
-        sections: int64[k, 3], start and size of each message, elements of its unit.
+        sections: int64[k, 5], start and size of each message, elements of its unit, row of its map, address of its old
+            values (one class: any).
+        maps: int64[m, 4 + 8], number of classes, shift and mask of the exponent byte, packed edges, orders.
         index: int64[room], block numbers, message after message.
         offsets, before: int64[room + k], byte in `data` and changes before, with one more for the end of each message.
         runs: int64[k + 1], filled with the blocks before each message, and all.
@@ -352,7 +338,9 @@ def scan_all(
     for i in range(sections.shape[0]):
         start, size, numel = sections[i, 0], sections[i, 1], sections[i, 2]
         runs[i] = k
-        error, found, at, changes = scan_blocks(data[start : start + size], numel, width, classes, block)
+        error, found, at, changes = scan_blocks(
+            data[start : start + size], numel, width, maps[sections[i, 3], 0], block
+        )
         if error:
             return int(error)
         for j in range(found.size):
@@ -370,46 +358,43 @@ def scan_all(
 def decode_all(
     data: Any,
     sections: Any,
+    maps: Any,
     index: Any,
     offsets: Any,
     before: Any,
     runs: Any,
     begin: int,
     end: int,
-    old: Any,
-    edges: Any,
-    orders: Any,
-    shift: int,
-    field: int,
+    like: Any,
     block: int,
-    width: int,
     bases: Any,
     starts: Any,
     out: Any,
     payload: Any,
     moved: Any,
 ) -> int:
-    """`decode_blocks` begin to end of `scan_all`; orders: int64[k, classes]. Several classes: one unit, `old`."""
+    """`decode_blocks` begin to end of `scan_all`; `like` is an array of the type of the elements."""
     each = (block + RUN - 1) // RUN
     i = int(np.searchsorted(runs, begin, side="right")) - 1
     while i < sections.shape[0] and runs[i] < end:
         first, last = runs[i], runs[i + 1]
         parts = slice(first * each, last * each)
+        known = maps[sections[i, 3]]
         error = decode_blocks(
             data,
             sections[i, 2],
-            old,
+            array_at(sections[i, 4], sections[i, 2], like),
             index[first:last],
             offsets[first + i : last + i + 1],
             before[first + i : last + i + 1],
             max(begin, first) - first,
             min(end, last) - first,
-            edges,
-            orders[i],
-            shift,
-            field,
+            np.uint64(known[3]),
+            known[4 : 4 + known[0]],
+            known[1],
+            known[2],
             block,
-            width,
+            like.itemsize,
             bases[parts],
             starts[parts],
             out,

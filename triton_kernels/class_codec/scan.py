@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import binding
 
 from ..jit import jit
+from ..packed import RUN
+from ..prefetch import prefetch
 from ..words import popcount, trailing_zeros
-from .lanes import GROUP, LANES, add_masks, put_masks, reached, set_lane
+from .lanes import GROUP, LANES, PLANES, TILE, code_of, deposit, group_of, put_class, put_planes, put_sums
 
-TILE = 32 * GROUP
-"""Elements whose masks are stored before the first of them is loaded."""
+SPAN = TILE * GROUP
+"""Elements of a tile."""
+AHEAD = 2 * SPAN
+"""Elements asked for before they are classed: the processor's own prefetch stops at pages, and while a tile is counted.
+Classing 12M bf16 elements took 1.4 times the read without, 0.9 with two tiles, 1.1 with one."""
+LINE = 64
+"""Bytes of a cache line, or less."""
+DEPOSITS = bool(binding.get_host_cpu_features().get("bmi2")) and binding.get_host_cpu_name() not in ("znver1", "znver2")
+"""Whether the processor deposits bits at those of a mask, and not by a loop in its microcode."""
 _SELECT = np.array([([j for j in range(8) if byte >> j & 1] + [0] * 8)[:8] for byte in range(256)], np.uint8)
 """Place of the set bit of a byte with so many set bits below it."""
 
@@ -39,7 +49,13 @@ def class_table(edges: Any) -> Any:
 
 
 @jit
-def select_bit(mask: Any, rank: int) -> Any:
+def select_by_deposit(mask: Any, rank: int) -> Any:
+    """`select_by_table`, by the processor."""
+    return trailing_zeros(deposit(np.uint64(1) << np.uint64(rank), mask))
+
+
+@jit
+def select_by_table(mask: Any, rank: int) -> Any:
     """Place of the set bit of a uint64 that has `rank` set bits below it; it must be there.
 
     Prefix sums of set bits, one a byte; the byte is the first with more than rank; then a table.
@@ -55,50 +71,67 @@ def select_bit(mask: Any, rank: int) -> Any:
     return np.int64(byte) + np.int64(_SELECT[(mask >> byte) & np.uint64(255), np.uint64(rank) - before])
 
 
+select_bit = select_by_deposit if DEPOSITS else select_by_table
+
+
 @jit
-def put_tile(old: Any, start: int, stop: int, shift: int, field: int, edges: Any, masks: Any, at: int) -> None:
-    """`put_masks` of the elements [start, stop), from masks[at] on."""
-    every = ~np.uint64(0)
-    while start + GROUP <= stop:
-        put_masks(old, start, shift, field, edges, every, masks, at)
-        start += GROUP
-        at += LANES
-    if start < stop:
+def put_tile(old: Any, start: int, stop: int, shift: int, field: int, edges: Any, planes: Any, at: int) -> None:
+    """`put_planes` of the elements [start, stop), at most a tile, from planes[at] on; what is missing is in class 0."""
+    groups, line, last = (stop - start) // GROUP, LINE // old.itemsize, old.size - 1
+    for g in range(groups):
+        first = start + GROUP * g
+        for k in range(0, GROUP, line):
+            prefetch(old, min(first + AHEAD + k, last))
+        put_planes(old, first, shift, field, edges, planes, at + g)
+    if groups < TILE:
+        first = start + GROUP * groups
         tail = np.zeros(GROUP, old.dtype)
-        tail[: stop - start] = old[start:stop]
-        valid = (np.uint64(1) << np.uint64(stop - start)) - np.uint64(1)
-        put_masks(tail, 0, shift, field, edges, valid, masks, at)
+        tail[: stop - first] = old[first:stop]
+        put_planes(tail, 0, shift, field, edges, planes, at + groups)
+        for b in range(PLANES):
+            planes[at + TILE * b + groups + 1 : at + TILE * (b + 1)] = 0
 
 
 @jit
-def one_class(masks: Any, at: int, c: Any) -> Any:
-    """The mask of class c alone, from eight masks of `put_masks`."""
-    higher = masks[np.uint64(at + c + 1)] if c + 1 < LANES else np.uint64(0)
-    return masks[np.uint64(at + c)] ^ higher
+def count_tile(planes: Any, at: int, elements: int, counts: Any) -> None:
+    """counts[c] = elements of class c among the first `elements` of a tile, from its planes at `at`; int64[8]."""
+    a, b, d = planes[at : at + TILE], planes[at + TILE : at + 2 * TILE], planes[at + 2 * TILE : at + 3 * TILE]
+    n_a = n_b = n_d = n_ab = n_ad = n_bd = n_abd = 0
+    for g in range(TILE):
+        n_a += popcount(a[g])
+        n_b += popcount(b[g])
+        n_d += popcount(d[g])
+        n_ab += popcount(a[g] & b[g])
+        n_ad += popcount(a[g] & d[g])
+        n_bd += popcount(b[g] & d[g])
+        n_abd += popcount(a[g] & b[g] & d[g])
+    counts[1] = n_a - n_ab - n_ad + n_abd  # of code 0b001
+    counts[2] = n_ab - n_abd
+    counts[3] = n_b - n_ab - n_bd + n_abd
+    counts[4] = n_bd - n_abd
+    counts[5] = n_abd
+    counts[6] = n_ad - n_abd
+    counts[7] = n_d - n_ad - n_bd + n_abd
+    counts[0] = elements
+    for c in range(1, LANES):
+        counts[0] -= counts[c]
 
 
 @jit
-def of_class(counts: Any, c: Any) -> int:
-    """The count of class c alone, from counts of each class and those above."""
-    return int(counts[c] - (counts[c + 1] if c + 1 < LANES else 0))
+def list_classes(
+    old: Any, start: int, stop: int, shift: int, field: int, edges: Any, planes: Any, tallies: Any, counts: Any
+) -> None:
+    """Class the elements [start, stop), tile by tile: the one pass over old values that a decoder makes.
 
-
-@jit
-def list_classes(old: Any, start: int, stop: int, shift: int, field: int, edges: Any, masks: Any, counts: Any) -> None:
-    """masks[8 * g:] = `put_masks` of the group g of [start, stop); counts[c] = its elements in class c; int64[8].
-
-    The one pass over old values that a decoder makes.
+    planes[192 * t:] = `put_tile` of tile t; tallies[t] = `count_tile`, int64[tiles, 8]; counts = sum of the tallies
     """
-    at = 0
     counts[:] = 0
-    for first in range(start, stop, TILE):
-        last = min(first + TILE, stop)
-        put_tile(old, first, last, shift, field, edges, masks, at)
-        for _ in range(first, last, GROUP):
-            add_masks(masks, at, counts)
-            at += LANES
-    for c in range(LANES):
-        counts[c] = of_class(counts, c)
+    for first in range(start, stop, SPAN):
+        t, last = (first - start) // SPAN, min(first + SPAN, stop)
+        put_tile(old, first, last, shift, field, edges, planes, PLANES * TILE * t)
+        count_tile(planes, PLANES * TILE * t, last - first, tallies[t])
+        for c in range(LANES):
+            counts[c] += tallies[t, c]
 
 
 @jit
@@ -119,72 +152,97 @@ def rank_changes(
 ) -> None:
     """Class and rank of each changed element positions[first:last] of [start, stop); counts as `list_classes`.
 
-    for each group of 64: count it
-        for each change at bit j: ranks = counts - number of its class from bit j on
+    for each tile:
+        for each change, at bit j of group g, of class c:
+            rank = elements of c before the tile + those up to group g - those from bit j of g on
+        count it
     """
-    masks = np.empty(LANES * (TILE // GROUP), np.uint64)
+    planes, tally = np.empty(PLANES * TILE, np.uint64), np.empty(LANES, np.int64)
+    alone, sums = np.empty(LANES * TILE, np.uint64), np.empty(LANES * TILE, np.int16)
     counts[:] = 0
     i = first
-    for begin in range(start, stop, TILE):
-        end = min(begin + TILE, stop)
-        put_tile(old, begin, end, shift, field, edges, masks, 0)
-        group = 0
-        for at in range(begin, end, GROUP):
-            add_masks(masks, group, counts)
-            while i < last and positions[i] < at + GROUP:
-                j = np.uint64(positions[i] - at)
-                c: Any = np.int64(table[(old[positions[i]] >> shift) & field])
-                classes[i - first] = c
-                ranks[i - first] = of_class(counts, c) - popcount(one_class(masks, group, c) >> j)
-                i += 1
-            group += LANES
-    for c in range(LANES):
-        counts[c] = of_class(counts, c)
+    for begin in range(start, stop, SPAN):
+        end = min(begin + SPAN, stop)
+        put_tile(old, begin, end, shift, field, edges, planes, 0)
+        if i < last and positions[i] < end:
+            for c in range(LANES):
+                put_class(planes, 0, code_of(c), alone, TILE * c)
+                put_sums(alone, TILE * c, sums, TILE * c)
+        while i < last and positions[i] < end:
+            place = positions[i] - begin
+            own = np.int64(table[(old[positions[i]] >> shift) & field])
+            at = np.uint64(TILE * own + place // GROUP)
+            classes[i - first] = own
+            ranks[i - first] = counts[own] + sums[at] - popcount(alone[at] >> np.uint64(place % GROUP))
+            i += 1
+        count_tile(planes, 0, end - begin, tally)
+        for c in range(LANES):
+            counts[c] += tally[c]
 
 
 @jit
-def place_ranks(masks: Any, groups: int, ranks: Any, begins: Any, steps: Any, positions: Any, out_steps: Any) -> int:
-    """Turn ranks back to positions; return how many changes were found.
+def place_ranks(
+    planes: Any,
+    tallies: Any,
+    ranks: Any,
+    begins: Any,
+    steps: Any,
+    first: int,
+    stop: int,
+    starts: Any,
+    offsets: Any,
+    payload: Any,
+) -> int:
+    """Turn ranks back to positions: offsets and payload [first, stop) in order, and the first of each run in `starts`.
 
-    Class c has the ranks ranks[begins[c]:begins[c + 1]] (and steps there); output is in order of position. `masks` are
-    those of `list_classes`, so nothing of the old values is read again.
+    Class c has the ranks ranks[begins[c]:begins[c + 1]] (and steps there). `planes` and `tallies` are those of
+    `list_classes`, so nothing of the old values is read again. Returns how many changes were found.
 
-    for each group of 64: count it
-        for each class whose next rank is below its count: find the element, remember it
-        emit the remembered elements in order
+    for each tile:
+        for each class with a rank in it, for each such rank: its group, then its bit there; set that of `changed`
+        for each of these changes: as many bits of `changed` as are set below its own go before it
     """
-    counts = np.zeros(LANES, np.int64)
-    upcoming = np.full(LANES, 1 << 62, np.int64)
-    cursor = np.zeros(LANES, np.int64)
-    source = np.empty(GROUP, np.int64)
-    for c in range(LANES):
-        cursor[c] = begins[c]
-        if begins[c] < begins[c + 1]:
-            upcoming[c] = ranks[begins[c]]
-    out = 0
-    for group in range(groups):
-        at = LANES * group
-        add_masks(masks, at, counts)
-        hit = reached(upcoming, counts)
-        changed = np.uint64(0)
-        while hit != np.uint64(0):
-            c = trailing_zeros(hit)
-            hit &= hit - np.uint64(1)
-            i, end, mask, goal = cursor[c], begins[c + 1], one_class(masks, at, c), upcoming[c]
-            count = of_class(counts, c)
-            rank = count - popcount(mask)  # of the lowest set bit of mask
-            while goal < count:
-                j = select_bit(mask, goal - rank)
-                source[np.uint64(j)] = i
-                changed |= np.uint64(1) << np.uint64(j)
+    each = RUN // SPAN  # tiles a run
+    changed, places, sources = np.zeros(TILE, np.uint64), np.empty(SPAN, np.uint16), np.empty(SPAN, np.int32)
+    alone, sums = np.empty(TILE, np.uint64), np.zeros(TILE + 1, np.int16)
+    cursor, before = begins[:LANES].copy(), np.zeros(LANES, np.int64)
+    out, one = first, np.uint64(1)
+    for t in range(tallies.shape[0]):
+        if t % each == 0:
+            starts[t // each] = out
+        count = 0
+        for c in range(LANES):
+            i, end, low = cursor[c], begins[c + 1], before[c]
+            high = low + tallies[t, c]
+            before[c] = high
+            if i == end or ranks[i] >= high:
+                continue
+            put_class(planes, PLANES * TILE * t, code_of(c), alone, 0)
+            put_sums(alone, 0, sums, 1)
+            while i < end and ranks[np.uint64(i)] < high:
+                rank = ranks[np.uint64(i)] - low
+                group = group_of(sums, 1, rank)
+                j = np.uint64(select_bit(alone[group], rank - sums[group]))
+                changed[group] |= one << j
+                places[np.uint64(count)] = group * np.uint64(GROUP) + j
+                sources[np.uint64(count)] = i
+                count += 1
                 i += 1
-                goal = np.int64(ranks[i]) if i < end else 1 << 62
             cursor[c] = i
-            set_lane(upcoming, c, goal)
-        while changed != np.uint64(0):
-            j = trailing_zeros(changed)
-            changed &= changed - np.uint64(1)
-            positions[out] = GROUP * group + j
-            out_steps[out] = steps[source[np.uint64(j)]]
-            out += 1
-    return out
+        if count == 0:
+            continue
+        if count > stop - out:
+            return -1
+        put_sums(changed, 0, sums, 1)
+        base = SPAN * (t % each)
+        for k in range(count):
+            place = np.uint64(places[k])
+            group = place // np.uint64(GROUP)
+            below = changed[group] & ((one << (place % np.uint64(GROUP))) - one)
+            to = np.uint64(out + sums[group] + popcount(below))
+            offsets[to] = base + place
+            payload[to] = steps[np.uint64(sources[k])]
+        out += count
+        changed[:] = 0
+    starts[(tallies.shape[0] + each - 1) // each :] = out
+    return out - first

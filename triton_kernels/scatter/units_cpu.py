@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
 
 from ..jit import jit
 from ..packed_cpu import bisect
+from ..prefetch import array_at
 from .cpu import write_packed
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), codegen
 
 
 @jit
@@ -68,7 +58,7 @@ def write_parts(
     bad = 0
     for p in range(begin, end):
         i, row, first, stop = parts[p, 0], parts[p, 1], parts[p, 2], parts[p, 3]
-        storage = carray(_pointer(table[row, 0]), (table[row, 1],), old_values.dtype)
+        storage = array_at(table[row, 0], table[row, 1], old_values)
         mine = slice(runs[i], runs[i + 1])
         delta, wrong = write_packed(
             storage,
@@ -98,7 +88,7 @@ def undo_parts(
         if not done[p]:
             continue
         i, row, first, stop, at = parts[p, 0], parts[p, 1], parts[p, 2], parts[p, 3], parts[p, 4]
-        storage = carray(_pointer(table[row, 0]), (table[row, 1],), old_values.dtype)
+        storage = array_at(table[row, 0], table[row, 1], old_values)
         for r in range(runs[i], runs[i + 1]):
             base = bases[r] + table[row, 4]
             for n in range(max(starts[r], first), min(starts[r + 1], stop)):

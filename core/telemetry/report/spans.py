@@ -11,7 +11,8 @@ from slipstream.core.telemetry.records import LeasedStage
 
 def trace(run: RunHistory) -> bytes:
     """Return the trace: stages, the parts of each sync, and what was sent, accepted and running."""
-    return perfetto([*stage_spans(run.stages), *lease_spans(run.leased), *_sync_spans(run)], _counters(run))
+    leases = lease_spans(run.leased, run.begin)
+    return perfetto([*stage_spans(run.stages), *leases, *_sync_spans(run)], _counters(run))
 
 
 def stage_spans(stages: Iterable[StageTime]) -> list[Span]:
@@ -22,14 +23,19 @@ def stage_spans(stages: Iterable[StageTime]) -> list[Span]:
     ]
 
 
-def lease_spans(stages: Collection[LeasedStage]) -> list[Span]:
-    """Return the leased stages of runs that share a cluster, a row each run, pale where it waited for its lease."""
-    begin = min((stage.began - stage.waited for stage in stages), default=0.0)
+def lease_spans(stages: Collection[LeasedStage], begin: float | None = None) -> list[Span]:
+    """Return the leased stages of runs that share a cluster, a row each run, pale where it waited for its lease.
+
+    :param begin: Unix seconds where the chart starts; None is when the first of them began to wait.
+    """
+    if begin is None:
+        begin = min((stage.began - stage.waited for stage in stages), default=0.0)
     found = []
     for stage in stages:
-        row, group, told, start = stage.pipeline, stage.stage, f"step {stage.step}", stage.began - begin
-        if stage.waited > 0:
-            wait = start - stage.waited
+        row, group, told = stage.pipeline, stage.stage, f"step {stage.step}"
+        start = max(0.0, stage.began - begin)
+        wait = max(0.0, start - stage.waited)
+        if wait < start:
             found.append(Span(row=row, group=group, name=f"{told}, waits", start=wait, end=start, strength=0.25))
         found.append(Span(row=row, group=group, name=told, start=start, end=start + stage.seconds))
     return sorted(found, key=lambda span: span.start)

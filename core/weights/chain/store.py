@@ -49,8 +49,8 @@ class ChainStore:
         head = self._decoded(data, Head, HEAD)
         if head.format != FORMAT:
             raise ChainError(f"{self.url} is a chain of format {head.format}, this version reads {FORMAT}")
-        if all(step.base is not None for step in head.steps):
-            raise ChainError(f"the head of {self.url} names no full copy to start from: it is damaged")
+        if fault := head.fault():
+            raise ChainError(f"the head of {self.url} is damaged: {fault}")
         return head
 
     def write_head(self, head: Head) -> None:
@@ -58,12 +58,19 @@ class ChainStore:
         self._put(HEAD, [msgspec.msgpack.encode(head)])
 
     def table(self, name: str) -> ChainTable:
-        """The table that a head names."""
-        return self._decoded(self._read(name), ChainTable, name)
+        """The table that a head names.
 
-    def write_table(self, name: str, table: ChainTable) -> None:
+        Raises:
+            ChainError: it is not there, or not the table of that name.
+        """
+        table = self._decoded(self._read(name), ChainTable, name)
+        if fault := table.fault() or ("" if table.name == name else "its contents have another digest"):
+            raise ChainError(f"{name} of {self.url} is damaged: {fault}")
+        return table
+
+    def write_table(self, table: ChainTable) -> None:
         """Put a table in place."""
-        self._put(name, [msgspec.msgpack.encode(table)])
+        self._put(table.name, [msgspec.msgpack.encode(table)])
 
     def write_step(self, name: str, header: StepHeader, frames: Iterable[bytes]) -> int:
         """Put a step in place, frame by frame; return its size in bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,18 +11,20 @@ import numpy as np
 import torch
 
 from slipstream.core.weights.chain.errors import ChainError
-from slipstream.core.weights.chain.manifest import FORMAT, ChainTable, Head, Step, StepHeader
+from slipstream.core.weights.chain.manifest import FORMAT, ChainTable, Head, Step, StepHeader, step_name
 from slipstream.core.weights.chain.store import ChainStore
 from slipstream.core.weights.chunks import change_chunks, range_chunks
 from slipstream.core.weights.delivery import Chunk
 from slipstream.core.weights.layout import Piece, TensorLayout
 from slipstream.core.weights.sending import SendingLink
 from slipstream.core.weights.snapshot import Snapshot
-from slipstream.core.weights.tensors import TensorSpec, digest, dtype_name
+from slipstream.core.weights.tensors import TensorSpec, dtype_name
 from slipstream.core.weights.trainer_shards import whole_tensors
 from slipstream.core.weights.units import link_units
 from slipstream.core.weights.wire import NO_BASE, Identity, pack_frame
 from slipstream.triton_kernels import Box
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class ChainWriter:
         self._store = ChainStore(url)
         self._dtype, self._level = dtype, level
         self._anchor_every, self._keep_anchors, self._chunk_bytes = anchor_every, keep_anchors, chunk_bytes
-        self._run = secrets.randbits(63)
+        self._run = 0
+        self._offered = 0  # the last version of this run that readers may have seen, be it that its head failed
         self._specs: tuple[TensorSpec, ...] = ()
         self._snapshot = Snapshot(keep_on_device=False)
         self._link: SendingLink | None = None
@@ -88,21 +92,28 @@ class ChainWriter:
             TypeError: a dtype cannot travel.
         """
         found = self._store.head()
-        if self._head is not None and (found is None or found.run != self._head.run):
+        if self._head is not None and found is None:
+            logger.warning("the chain at %s is gone: it starts again, with a full copy", self._store.url)
+            self._head = None
+        if self._head is None:
+            return self._begin(weights, found)
+        if found is not None and found.run != self._head.run:
             raise ChainError(
                 f"another writer has replaced the chain at {self._store.url}; write to a place of your own"
             )
-        if self._head is None:
-            return self._begin(weights, found)
         return self._extend(weights, self._head)
 
     def _begin(self, weights: Iterable[tuple[str, torch.Tensor]], found: Head | None) -> ChainReport:
+        self._run, self._offered = secrets.randbits(63), 1
+        self._snapshot = Snapshot(keep_on_device=False)
         specs, elements = [], 0
         for index, (name, tensor) in enumerate(weights):
             value = self._cast(tensor)
             specs.append(TensorSpec(name, tuple(value.shape), dtype_name(value.dtype, name)))
             self._snapshot.store(index, value)
             elements += value.numel()
+        if len({spec.name for spec in specs}) != len(specs):
+            raise ChainError("duplicate tensor names in the checkpoint; each name must appear once")
         self._specs = tuple(specs)
         layouts = [
             TensorLayout(spec.name, spec.dtype, "mapped", (Piece.of(index, Box.identity(spec.numel)),))
@@ -112,21 +123,27 @@ class ChainWriter:
         link = link_units(specs, layouts, whole_tensors(specs, self._run).senders, rank=0, small=0)
         self._link = SendingLink(link, self._snapshot.bits, self._level)
         self._link.expected(whole=True)
-        table = f"table-{digest((self._specs, link.units))[:16]}"
-        self._store.write_table(table, ChainTable(self._specs, link.units, self._level))
+        table = ChainTable(self._specs, link.units, self._level)
+        self._store.write_table(table)
         anchor = self._write_anchor(self._link, 1)
         if found is not None:
-            self._doomed = [step.file for step in found.steps] + [found.table] * (found.table != table)
-        self._head = Head(FORMAT, self._run, table, (anchor,))
-        self._store.write_head(self._head)
+            self._doomed += [step.file for step in found.steps] + [found.table] * (found.table != table.name)
+        head = Head(FORMAT, self._run, table.name, (anchor,))
+        try:
+            self._store.write_head(head)
+        except BaseException:
+            self._doomed.append(anchor.file)
+            raise
         self._link.commit()
+        self._head = head
         return ChainReport(1, elements, elements, 0, anchor.bytes)
 
     def _extend(self, weights: Iterable[tuple[str, torch.Tensor]], head: Head) -> ChainReport:
         link = self._link
         assert link is not None
-        target = head.version + 1
+        target = self._offered + 1
         changed = count = 0
+        steps: list[Step] = []
         link.begin(1)
         try:
             for index, (name, tensor) in enumerate(weights):
@@ -140,15 +157,19 @@ class ChainWriter:
                 raise ChainError(f"{count} tensors came, {len(self._specs)} were expected")
             link.finish()
             link.expected(whole=False)
-            steps = [self._write(link, head.version, target, change_chunks(link.sections, self._chunk_bytes))]
-            if (target - 1) % self._anchor_every == 0:
+            steps.append(self._write(link, head.version, target, change_chunks(link.sections, self._chunk_bytes)))
+            if self._anchor_is_due(head):
                 steps.append(self._write_anchor(link, target))
             kept, dropped = self._retained((*head.steps, *steps))
             new = Head(FORMAT, self._run, head.table, kept)
+            # An object store may have taken a head although its answer was lost: this number is never given again.
+            self._offered = target
             self._store.write_head(new)
         except BaseException:
             self._snapshot.roll_back()
             link.discard()
+            if self._offered == target:
+                self._doomed += [step.file for step in steps]
             raise
         self._snapshot.commit()
         link.commit()
@@ -157,6 +178,10 @@ class ChainWriter:
         self._doomed = dropped
         total = sum(spec.numel for spec in self._specs)
         return ChainReport(target, changed, total, steps[0].bytes, steps[1].bytes if len(steps) > 1 else 0)
+
+    def _anchor_is_due(self, head: Head) -> bool:
+        newest = max(step.target for step in head.steps if step.base is None)
+        return sum(step.target > newest for step in head.steps) + 1 >= self._anchor_every
 
     def _retained(self, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], list[str]]:
         anchors = [step.target for step in steps if step.base is None]
@@ -177,8 +202,7 @@ class ChainWriter:
             for index, chunk in enumerate(chunks):
                 yield pack_frame(identity, index, chunk())
 
-        kind = "anchor" if base is None else "delta"
-        name = f"{target:012d}-{kind}-{self._run:016x}"
+        name = step_name(self._run, base, target)
         return Step(base, target, name, self._store.write_step(name, header, frames()))
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,9 @@ EXPONENTS: dict[str, Exponent] = {
 FAR_OFF = 1.15
 """Coded over predicted size from which the rest of the same sync is fitted anew."""
 
+COPIED = 8 << 20
+"""Old elements of units that do not lie in one piece: how many are copied at a time, to be classed."""
+
 
 class ClassEncoder:
     """Encodes the units of one link, sync after sync.
@@ -118,14 +121,25 @@ def unpack(data: NDArray[np.uint8], old: OldValues) -> PackedChanges:
 def unpack_all(data: NDArray[np.uint8], sections: NDArray[np.int64], olds: Sequence[OldValues]) -> PackedUnits:
     """`unpack` of several units of one width: int64[k, 2], where the payload of each begins and its bytes.
 
+    As many of them, from the first on, as copy at most `COPIED` old elements; one at least.
+
     Raises:
-        ValueError: as `unpack`, and for a map of several classes.
+        ValueError: as `unpack`, for any of them.
     """
-    at, sizes = sections.T
-    if not {old.dtype for old in olds} <= EXPONENTS.keys() or sizes.min() < 2 or (data[at] != 1).any():
-        raise ValueError("expected maps of one class, of two bytes each; others are unpacked one unit after another")
-    table = np.column_stack((at + 2, sizes - 2, [old.numel for old in olds], data[at + 1]))
-    return unpack_parts(data, table, bits_dtype(DTYPES[olds[0].dtype].itemsize))
+    width = DTYPES[olds[0].dtype].itemsize
+    maps: dict[tuple[ClassMap, Exponent], int] = {}
+    table, values, copied = np.empty((len(olds), 4), np.int64), list[Any](), 0
+    for i, ((at, size), old) in enumerate(zip(sections.tolist(), olds, strict=True)):
+        class_map, head, _ = _map_of(data[at : at + size], old)
+        several = class_map.number > 1
+        copied += old.numel if several and old.copies else 0
+        if copied > COPIED and i:
+            table = table[:i]
+            break
+        values.append(old.all() if several else None)
+        which = maps.setdefault((class_map, EXPONENTS[old.dtype]), len(maps))
+        table[i] = at + head, size - head, old.numel, which
+    return unpack_parts(data, table, list(maps), values, bits_dtype(width))
 
 
 def _map_of(data: NDArray[np.uint8], old: OldValues) -> tuple[ClassMap, int, int]:

@@ -396,7 +396,7 @@ def _together(
     body: memoryview, at: int, table: UnitTable, old: Callable[[int], OldValues]
 ) -> tuple[PackedSections | None, int]:
     """Decode the sections from `at` on up to the first one of another kind: changes of different units of one width, at
-    one level whose codec can do that.
+    one level whose codec can do that, and as many of them as it takes.
 
     Returns:
         The changes, or None where they must be decoded singly, be it to find out which of them is wrong; and the end.
@@ -423,7 +423,8 @@ def _together(
         changes = unpack_all(np.frombuffer(body, np.uint8), np.array(sections, np.int64), olds)
     except (LookupError, ValueError):
         return None, at
-    return PackedSections(tuple(units), changes, olds), at
+    taken = changes.runs.size - 1
+    return PackedSections(tuple(units)[:taken], changes, olds[:taken]), sum(sections[taken - 1])
 
 
 def _upload(body: memoryview, device: torch.device) -> Tensor:

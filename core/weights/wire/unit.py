@@ -24,6 +24,10 @@ class OldValues(Protocol):
     def dtype(self) -> str:
         """Wire name of their dtype, a key of `tensors.DTYPES`."""
 
+    @property
+    def copies(self) -> bool:
+        """Whether `all` copies: the elements do not lie one after another."""
+
     def all(self) -> Bits:
         """[numel]: every element, in order, where the weights are. Reads the whole unit."""
 
@@ -43,6 +47,10 @@ class OnHost(NamedTuple):
     @property
     def dtype(self) -> str:
         return self.old.dtype
+
+    @property
+    def copies(self) -> bool:
+        return True
 
     def all(self) -> NDArray[Any]:
         return to_host(self.old.all())

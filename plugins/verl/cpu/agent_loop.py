@@ -44,4 +44,5 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc, unus
             int(self.rollout_config.seed), int(kwargs["global_steps"]), int(kwargs["index"]), int(kwargs["session_id"])
         )
         # A copy: verl shares one dictionary between all samples of a prompt.
-        return await super().run({**sampling_params, "seed": seed}, priority=priority, **kwargs)
+        name = "sampling_seed" if self.rollout_config.name == "sglang" else "seed"
+        return await super().run({**sampling_params, name: seed}, priority=priority, **kwargs)

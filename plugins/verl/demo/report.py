@@ -114,6 +114,27 @@ def print_table(console: Any, native: str, ours: str, found: Comparison, syncs: 
     console.print(table)
 
 
+def figures(found: Comparison, syncs: Syncs) -> dict[str, Any]:
+    """Return what the table says as numbers, for a result file."""
+    dense, payload = syncs.median("dense_bytes"), syncs.median("payload_bytes")
+    before, after = statistics.median(found.native_seconds), statistics.median(found.our_seconds)
+    return {
+        "dense bytes a sync": dense,
+        "payload bytes a sync": payload,
+        "times fewer bytes": dense / payload if payload else None,
+        "native seconds a sync": before,
+        "seconds a sync": after,
+        "times faster": before / after,
+        "changed share": syncs.changed_share,
+        "native rewards": list(found.native_rewards),
+        "rewards": list(found.our_rewards),
+        "equal responses": found.equal,
+        "responses": found.total,
+        "identical syncs": syncs.identical,
+        "syncs": len(syncs.events),
+    }
+
+
 def compared(native: RunResult, ours: RunResult, syncs: Syncs) -> Comparison:
     """The figures of two verl runs."""
     audits = [event["audit_seconds"] for event in syncs.deltas]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from slipstream.plugins.verl.demo.arguments import check_overrides, model_folder
 from slipstream.plugins.verl.demo.command import training_command
 from slipstream.plugins.verl.demo.folders import default_cache, exclusive
 from slipstream.plugins.verl.demo.model import cached_model, model_folder
-from slipstream.plugins.verl.demo.report import NATIVE, OVERRIDE, Syncs, conditions, print_comparison, verdict
+from slipstream.plugins.verl.demo.report import (
+    NATIVE,
+    OVERRIDE,
+    Syncs,
+    compared,
+    conditions,
+    figures,
+    print_comparison,
+    verdict,
+)
 from slipstream.plugins.verl.demo.side_by_side import run_side_by_side
 from slipstream.plugins.verl.telemetry import step_of
 
@@ -64,11 +74,15 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         )
         syncs = Syncs([event for event in read_events(events) if event["kind"] == "weight_sync"])
         print_comparison(console, native, slipstream, syncs)
+        result = folder / "result.json"
+        content = {"model": model, "figures": figures(compared(native, slipstream, syncs), syncs)}
+        result.write_text(json.dumps(content, indent=1) + "\n")
         report = _write_report(folder / "report.html", events, first.metrics_file)
     for line in conditions(model):
         console.print(f"* {line}", highlight=False)
     line, well = verdict(native, slipstream, syncs)
     console.print(f"[{'bold green' if well else 'bold red'}]{line}[/]")
+    console.print(f"figures: {result}", highlight=False, soft_wrap=True)
     console.print(f"open the report in a browser: {report}", highlight=False, soft_wrap=True)
     console.print(
         f"made by: slipstream report {events} --baseline {first.metrics_file}", highlight=False, soft_wrap=True

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
-import itertools
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import ray.exceptions
 
 from slipstream.core.rollout import Part, continuation, stitch
-from slipstream.core.rollout.prefix.blocks import block_keys
-from slipstream.plugins.verl.routing.messages import BLOCK_TOKENS, Answer, Placement, Request
-from slipstream.plugins.verl.routing.samples import current
+from slipstream.core.rollout.client import Attempted, Desk
+from slipstream.core.rollout.messages import Answer, Placement
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
-
-FAILURES = 3
-"""Times a request is tried again after its server failed in the middle of it."""
 
 ABORTED = ("aborted", "abort")
 
@@ -47,44 +38,13 @@ class _OneServer(LLMServerClient):
         return self._placement.engine_id
 
 
-class _Desk:
-    """What the client of one process keeps: which requests it has, and the router's word that one was taken away."""
-
-    def __init__(self, router: Any) -> None:
-        self.name = uuid.uuid4().hex
-        self.busy: set[str] = set()
-        """Trajectories with a request under way."""
-
-        self.numbers = itertools.count()
-        self._router = router
-        self._attempts: dict[tuple[str, int], asyncio.Future[None]] = {}
-        self._listener = asyncio.ensure_future(self._listen())
-
-    @contextlib.contextmanager
-    def attempt(self, placement: Placement) -> Any:
-        """Give a future that is done once the router has taken the attempt away."""
-        key = placement.request_id, placement.attempt
-        self._attempts[key] = asyncio.get_running_loop().create_future()
-        try:
-            yield self._attempts[key]
-        finally:
-            self._attempts.pop(key).cancel()
-
-    async def _listen(self) -> None:
-        while True:
-            for key in await self._router.taken.remote(self.name):
-                future = self._attempts.get(tuple(key))
-                if future is not None and not future.done():
-                    future.set_result(None)
-
-
 class RoutedClient(LLMServerClient):
     """Stands in for verl's `LLMServerClient`."""
 
     resumes = False
     """Whether a request that somebody else aborted goes on as well (verl's partial rollout)."""
 
-    _desk: _Desk | None = None
+    _desk: Desk | None = None
 
     @rollout_trace_op  # type: ignore[untyped-decorator]
     async def generate(
@@ -104,44 +64,18 @@ class RoutedClient(LLMServerClient):
         media = {"image_data": image_data, "video_data": video_data, "audio_data": audio_data}
         media["mm_processor_kwargs"] = mm_processor_kwargs  # type: ignore[assignment]
         limit = self._limit(sampling_params, len(prompt_ids))
-        desk = self._desk = self._desk or _Desk(self._load_balancer)
-        request = self._request(desk, str(request_id), prompt_ids)
-        router: Any = self._load_balancer
-        outputs: list[TokenOutput] = []
-        failures = 0
-        desk.busy.add(request.trajectory)
-        try:
-            placement: Placement | None = await router.acquire.remote(request)
-            while placement is not None:
-                ids, params = next_attempt(prompt_ids, sampling_params, outputs, limit)
-                try:
-                    output = await self._attempt(desk, placement, ids, params, media, kwargs)
-                except Exception as error:
-                    failures += 1
-                    if not _server_is_gone(error) or failures > FAILURES:
-                        raise
-                    placement = await router.failed.remote(request.request_id, placement.attempt, str(error))
-                    continue
-                if output is None:
-                    placement = await router.again.remote(request.request_id)
-                    continue
-                outputs.append(output)
-                answer = _answer(ids, output)
-                done = sum(len(each.token_ids) for each in outputs)
-                if output.stop_reason in ABORTED and done < limit:
-                    placement = await router.aborted.remote(
-                        request.request_id, placement.attempt, answer, self._goes_on()
-                    )
-                else:
-                    await router.answered.remote(request.request_id, placement.attempt, answer)
-                    break
-        except BaseException:
-            router.cancel.remote(request.request_id)
-            raise
-        finally:
-            desk.busy.discard(request.trajectory)
-            if request.trajectory != str(request_id):  # of its own, nobody else ends it
-                router.end.remote([request.trajectory])
+        desk = self._desk = self._desk or Desk(self._load_balancer)
+
+        async def generate(placement: Placement, outputs: Sequence[TokenOutput]) -> Attempted[TokenOutput]:
+            ids, params = next_attempt(prompt_ids, sampling_params, outputs, limit)
+            more = {**kwargs, "priority": int(kwargs.get("priority", 0) or placement.priority)}
+            output = await _OneServer(self.config, placement).generate(
+                placement.request_id, prompt_ids=ids, sampling_params=params, **media, **more
+            )
+            done = sum(len(each.token_ids) for each in (*outputs, output))
+            return Attempted(output, _answer(ids, output), output.stop_reason in ABORTED and done < limit)
+
+        outputs = await desk.serve(desk.request(str(request_id), prompt_ids), generate, self._goes_on())
         return outputs[0] if len(outputs) == 1 else joined(outputs, limit)
 
     def _goes_on(self) -> bool:
@@ -155,44 +89,6 @@ class RoutedClient(LLMServerClient):
         rollout = self.config.actor_rollout_ref.rollout
         left = rollout.prompt_length + rollout.response_length - prompt_tokens
         return max(1, min(int(rollout.response_length), int(left)))
-
-    def _request(self, desk: _Desk, name: str, prompt_ids: list[int]) -> Request:
-        """Name the request. Outside an agent loop, and beside another request of its trajectory, it is one of its own:
-        nobody would say when it ends."""
-        sample = current.get()
-        number = next(desk.numbers)
-        request_id = f"{desk.name}-{number}"
-        trajectory = request_id if sample is None or name in desk.busy else name
-        first = sample is None or not sample.knows(trajectory)
-        if sample is not None and trajectory == name:
-            sample.add(trajectory, self._load_balancer)
-        blocks = np.array(block_keys(prompt_ids, BLOCK_TOKENS), np.uint64) if first else None
-        group = None if sample is None else sample.group
-        return Request(desk.name, request_id, trajectory, group, blocks, len(prompt_ids))
-
-    async def _attempt(
-        self,
-        desk: _Desk,
-        placement: Placement,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        media: dict[str, Any],
-        others: dict[str, Any],
-    ) -> TokenOutput | None:
-        """Generate at one server; None when the router took the attempt away and nothing came back so far."""
-        more = dict(others)
-        more["priority"] = int(more.get("priority", 0) or placement.priority)
-        call = _OneServer(self.config, placement).generate(
-            placement.request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **media, **more
-        )
-        task = asyncio.ensure_future(call)
-        with desk.attempt(placement) as taken:
-            try:
-                await asyncio.wait({task, taken}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not task.done():
-                    task.cancel()
-        return None if task.cancelled() or not task.done() else task.result()
 
 
 class RoutedAsyncClient(RoutedClient):
@@ -287,9 +183,3 @@ def _routed_experts(outputs: Sequence[TokenOutput]) -> Any:
 def _answer(prompt_ids: list[int], output: TokenOutput) -> Answer:
     fields = output.extra_fields
     return Answer(len(prompt_ids), len(output.token_ids), fields.get("num_cached_tokens"), fields.get("global_steps"))
-
-
-def _server_is_gone(error: BaseException) -> bool:
-    """Whether a replica failed, not the request. vLLM's class by name: this process need not have loaded vLLM."""
-    names = {each.__name__ for each in type(error).__mro__}
-    return isinstance(error, ray.exceptions.RayActorError) or "EngineDeadError" in names

@@ -4,34 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
-
-class Sample:
-    """One run of an agent loop."""
-
-    def __init__(self, group: str | None) -> None:
-        self.group = group
-        self._trajectories: dict[str, Any] = {}
-
-    def add(self, trajectory: str, router: Any) -> None:
-        """Take a trajectory that has a turn at `router`."""
-        self._trajectories[trajectory] = router
-
-    def knows(self, trajectory: str) -> bool:
-        """Whether a trajectory has had a turn."""
-        return trajectory in self._trajectories
-
-    def end(self) -> None:
-        """Tell the routers that the trajectories so far have no further turn."""
-        ended, self._trajectories = self._trajectories, {}
-        for router in dict.fromkeys(ended.values()):
-            router.end.remote([name for name, its in ended.items() if its is router])
-
-
-current: ContextVar[Sample | None] = ContextVar("slipstream_sample", default=None)
-"""The sample that this task works on; tasks that it starts inherit it."""
+from slipstream.core.rollout.client import Sample, current
 
 
 def in_samples(run_agent_loop: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from trace_events import checked
 
 from slipstream.core.charts import Counter, Span, document, gantt, heat_map, lines, perfetto, stacked_bars, table
 from slipstream.core.charts.axes import MOST_COLUMNS, binned, round_values, short, value_scale
@@ -87,13 +88,42 @@ def test_a_trace_has_a_process_a_row_and_counters_of_their_own():
         Span(row="gen", group="gen", name="step 1", start=0.5, end=2),
         Span(row="sync", group="x", name="y", start=2, end=3),
     ]
-    events = json.loads(perfetto(spans, [Counter("bytes", 2.0, {"sent": 7})]))["traceEvents"]
+    counters = [Counter("bytes", 2.0, {"sent": 7, "lost": float("nan")}), Counter("empty", 2.0, {"x": float("inf")})]
+    events = checked(perfetto(spans, counters))
     slices = [(each["pid"], each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
-    assert slices == [(0, "step 1", 0.5e6, 1.5e6), (1, "y", 2e6, 1e6)]
+    assert slices == [(1, "step 1", 500_000, 1_500_000), (2, "y", 2_000_000, 1_000_000)]
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
-    assert names == {0: "gen", 1: "sync", 2: "counters"}
+    assert names == {1: "gen", 2: "sync", 3: "counters"}
     (counter,) = (each for each in events if each["ph"] == "C")
-    assert (counter["pid"], counter["ts"], counter["args"]) == (2, 2e6, {"sent": 7})
+    assert (counter["pid"], counter["ts"], counter["args"]) == (3, 2_000_000, {"sent": 7})
+
+
+def test_slices_that_cross_get_threads_of_their_own_and_those_that_nest_share_one():
+    def span(name: str, start: float, end: float) -> Span:
+        return Span(row="r", group="g", name=name, start=start, end=end)
+
+    events = checked(perfetto([span("a", 0, 4), span("in a", 1, 2), span("across", 3, 5), span("b", 4, 6)]))
+    threads = {each["name"]: each["tid"] for each in events if each["ph"] == "X"}
+    assert threads["a"] == threads["in a"] == threads["b"] != threads["across"]
+    assert [each["args"]["name"] for each in events if each["name"] == "thread_name"] == ["g", "g (2)"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0},
+        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 2, "dur": 3},
+        {"ph": "C", "name": "a", "pid": 1, "tid": 0, "ts": 0, "args": {"x": None}},
+        {"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": 0},
+        {"ph": "X", "name": "a", "pid": 1, "tid": 9, "ts": 0, "dur": 1},
+    ],
+    ids=["no duration", "crosses", "no number", "another phase", "no thread"],
+)
+def test_the_check_of_traces_finds_what_is_wrong(broken: dict[str, object]):
+    trace = json.loads(perfetto([Span(row="r", group="g", name="n", start=0, end=4e-6)]))
+    trace["traceEvents"].append(broken)
+    with pytest.raises((AssertionError, KeyError)):
+        checked(json.dumps(trace))
 
 
 @pytest.mark.parametrize(

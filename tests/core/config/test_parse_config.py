@@ -78,7 +78,7 @@ def test_interpolations_are_resolved_against_the_whole_config():
         ({"weight_sync": {"strict_seams": "no"}}, ["strict_seams: expected true or false, got 'no'"]),
         ({"weight_sync": None}, ["slipstream.weight_sync: expected a mapping with the keys mode", "got None"]),
         ({"events": 3}, ["slipstream.events: expected a string, got 3"]),
-        ([], ["slipstream: expected a mapping with the keys weight_sync, drafter, router, placement, events; got"]),
+        ([], ["keys weight_sync, drafter, router, placement, prometheus_port, events; got"]),
         (None, ["slipstream: expected a mapping", "got None"]),
     ],
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from trace_events import checked
 
 from slipstream.core.cli import main
 from slipstream.core.graph import WorkloadError, read_workload
@@ -49,7 +50,7 @@ def test_the_plan_is_the_best_of_all_options_and_draws_itself(small, tmp_path, c
     offered = {name: value for name, value in seconds.items() if name not in ("round robin", "threshold merge")}
     assert seconds[found["best"]] == min(offered.values())
     assert any("not measured" in note for note in found["notes"])
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    events = [event for event in checked(trace.read_text()) if event["ph"] == "X"]
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1e6 * seconds[found["best"]])
     assert html.read_text().count("<rect") == len(events)
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from run_logs import drafting, run, sync, write_log
+from trace_events import checked
 
 from slipstream.core.cli import main
-from slipstream.core.telemetry import EventLog, StageStarted, read_events
+from slipstream.core.telemetry import EventLog, StageFinished, StageStarted, read_events
 from slipstream.core.telemetry.history import RunFileError, RunHistory, read_run
 from slipstream.core.telemetry.records import LeasedStage, LogFull, RunStarted, record_of
 from slipstream.core.telemetry.report import advice, comparison, figures, page, trace
@@ -202,6 +203,24 @@ def test_runs_that_share_a_cluster_are_drawn_in_one_chart_with_their_waits(tmp_p
     assert "Runs on the shared cluster; pale: waiting for a lease" in Structure(page(runs)).headings
 
 
+def test_the_trace_of_a_run_on_a_shared_cluster_has_one_clock(tmp_path: Path):
+    """Leases and stages start at the first line of the log; stages overlap here, and get threads."""
+    stages = [(1, 1e9 + 5, 3.0), (2, 1e9 + 6, 3.0)]
+    records = [
+        STARTED,
+        *(StageStarted(time=began, name="gen", step=step) for step, began, _ in stages),
+        *(StageFinished(time=began + seconds, name="gen", step=step) for step, began, seconds in stages),
+        *(
+            LeasedStage(time=0, pipeline="math", step=step, stage="rollout", began=began, seconds=seconds, waited=2)
+            for step, began, seconds in stages
+        ),
+    ]
+    events = checked(trace(read_run(write_log(tmp_path / "log", records))))
+    starts = {(each["cat"], each["name"]): each["ts"] for each in events if each["ph"] == "X"}
+    assert starts["gen", "step 1"] == starts["rollout", "step 1"] == 5_000_000
+    assert starts["rollout", "step 1, waits"] == 3_000_000
+
+
 def test_parts_that_a_run_has_not_are_left_out(tmp_path: Path):
     records = [each for each in run() if type(each).__name__ in ("RunStarted", "StepFinished")]
     headings = Structure(page([read_run(write_log(tmp_path / "log", records))])).headings
@@ -216,7 +235,7 @@ def test_the_command_writes_page_and_trace_and_names_them(tmp_path: Path, log: P
     printed = capsys.readouterr().out
     assert "written: slipstream-report.html" in printed
     assert (tmp_path / "slipstream-report.html").read_text().startswith("<!doctype html>")
-    events = json.loads((tmp_path / "run.trace").read_text())["traceEvents"]
+    events = checked((tmp_path / "run.trace").read_text())
     slices = [each for each in events if each["ph"] == "X"]
     assert len(slices) == 12 * 4 + 13 * 2
     assert {"bytes sent", "drafts", "requests running"} == {each["name"] for each in events if each["ph"] == "C"}

@@ -11,12 +11,14 @@ import fsspec
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from toy_engine import ToyEngine, checkpoint
 from typer.testing import CliRunner
 
 from slipstream.core.cli.app import app
 from slipstream.core.weights import FingerprintMismatchError, SyncError
 from slipstream.core.weights.chain import ChainError, ChainReader, ChainWriter
+from slipstream.core.weights.chain.manifest import Step, step_name
 from slipstream.core.weights.chain.store import ChainStore
 from slipstream.core.weights.wire import CorruptFrameError
 
@@ -230,13 +232,106 @@ def test_a_damaged_byte_anywhere_changes_nothing_and_allocates_nothing(tmp_path,
     assert holds(engine, moved(weights, 1) if kind == "delta" else weights)
 
 
-def test_a_head_without_a_full_copy_is_refused(tmp_path):
-    chain, engine = writer(str(tmp_path)), ToyEngine()
-    chain.publish(checkpoint().items())
-    store = ChainStore(str(tmp_path))
-    store.write_head(msgspec.structs.replace(store.head(), steps=()))
-    with pytest.raises(ChainError, match="no full copy"):
-        ChainReader(str(tmp_path), engine).update()
+DAMAGED_HEADS = {
+    "no full copy": lambda h: replace(h, steps=()),
+    "deltas only": lambda h: replace(h, steps=h.steps[1:]),
+    "a gap": lambda h: replace(h, steps=(h.steps[0], h.steps[2])),
+    "a circle": lambda h: replace(h, steps=(h.steps[0], Step(2, 1, step_name(h.run, 2, 1), 1), *h.steps[1:])),
+    "a step that stays": lambda h: replace(h, steps=(*h.steps, Step(3, 3, step_name(h.run, 3, 3), 1))),
+    "a table elsewhere": lambda h: replace(h, table="../precious"),
+    "a step elsewhere": lambda h: replace(h, steps=(replace(h.steps[0], file="../precious"), *h.steps[1:])),
+    "itself": lambda h: replace(h, steps=(replace(h.steps[0], file="HEAD"), *h.steps[1:])),
+}
+
+
+@pytest.mark.parametrize("edit", DAMAGED_HEADS.values(), ids=DAMAGED_HEADS)
+def test_a_damaged_head_is_refused_and_deletes_nothing(tmp_path, edit):
+    url, precious = str(tmp_path / "chain"), tmp_path / "precious"
+    precious.write_text("not of this chain")
+    chain, weights = writer(url), checkpoint()
+    for step in range(3):
+        chain.publish(moved(weights, step).items())
+    store = ChainStore(url)
+    store.write_head(edit(store.head()))
+    files = sorted(os.listdir(url))
+    for use in (ChainReader(url, ToyEngine()).update, lambda: writer(url).publish(weights.items())):
+        with pytest.raises(ChainError, match="damaged"):
+            use()
+    assert sorted(os.listdir(url)) == files
+    assert precious.exists()
+
+
+DAMAGED_TABLES = {
+    "a tensor that is not there": lambda t: replace(t, units=(replace(t.units[0], tensors=(99,)), *t.units[1:])),
+    "another size": lambda t: replace(t, units=(replace(t.units[0], numel=2**50), *t.units[1:])),
+    "no dtype": lambda t: replace(t, specs=(replace(t.specs[0], dtype="float7"), *t.specs[1:])),
+    "no shape": lambda t: replace(t, specs=(replace(t.specs[0], shape=(-3, 4)), *t.specs[1:])),
+    "other names": lambda t: replace(t, specs=(replace(t.specs[0], name="k"), *t.specs[1:])),
+}
+
+
+@pytest.mark.parametrize("edit", DAMAGED_TABLES.values(), ids=DAMAGED_TABLES)
+def test_a_damaged_table_is_refused(tmp_path, edit):
+    url, engine = str(tmp_path), ToyEngine()
+    writer(url).publish(checkpoint().items())
+    store, before = ChainStore(url), engine.checksums()
+    name = store.head().table
+    (tmp_path / name).write_bytes(msgspec.msgpack.encode(edit(store.table(name))))
+    with pytest.raises(ChainError, match="damaged"):
+        ChainReader(url, engine).update()
+    assert engine.checksums() == before
+    assert isinstance(CliRunner().invoke(app, ["inspect", url]).exception, ChainError)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "answer lost"])
+@pytest.mark.parametrize("nth", range(3))
+def test_a_head_whose_writing_fails_costs_that_version_only(url, nth, written, monkeypatch):
+    """Whether the store has taken it or not, and whether a reader has seen it or not."""
+    weights, write = checkpoint(), ChainStore.write_head
+    chain, engine = writer(url, anchor_every=2), ToyEngine()
+    reader = ChainReader(url, engine)
+
+    def failing(store, head):
+        if written:
+            write(store, head)
+        raise OSError("connection reset")
+
+    for step in range(5):
+        weights = moved(weights, step)
+        with monkeypatch.context() as patch:
+            if step == nth:
+                patch.setattr(ChainStore, "write_head", failing)
+                with pytest.raises(OSError, match="reset"):
+                    chain.publish(weights.items())
+            else:
+                chain.publish(weights.items())
+        if step != nth or written:
+            assert reader.update() is not None
+            assert holds(engine, weights)
+    store = ChainStore(url)
+    named = {"HEAD", store.head().table, *(step.file for step in store.head().steps)}
+    there = {Path(path).name for path in store._fs.ls(store._root, detail=False)}
+    assert named <= there
+    assert len(there - named) <= 2, "what was dropped last"
+
+
+def test_a_chain_that_was_deleted_starts_again(url, caplog):
+    chain, engine, weights = writer(url), ToyEngine(), checkpoint()
+    reader = ChainReader(url, engine)
+    for step in range(4):
+        if step == 2:
+            store = ChainStore(url)
+            store._fs.rm(store._root, recursive=True)
+        weights = moved(weights, step)
+        chain.publish(weights.items())
+        reader.update()
+        assert holds(engine, weights)
+    assert "is gone" in caplog.text
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    with pytest.raises(ChainError, match="duplicate"):
+        writer(str(tmp_path)).publish([("a", torch.ones(3)), ("a", torch.ones(4))])
 
 
 def test_weights_that_something_else_wrote_are_found_and_replaced(url):

@@ -102,6 +102,28 @@ class ClearsWhatOthersLoaded(ToyEngine):
         super()._load_q(weight)
 
 
+class CopiesBits(ToyEngine):
+    """A copy between views under another dtype, as for fp8; no cast may come between."""
+
+    def _load_router(self, weight):
+        bits = torch.int32 if weight.dtype == torch.float32 else torch.int16
+        self.tensors["router"].view(bits)[:, : weight.view(bits).shape[1]].copy_(weight.view(bits))
+
+
+class ClearsBytesAfterwards(ToyEngine):
+    def _load_norm(self, weight):
+        super()._load_norm(weight)
+        self.tensors["norm"].view(torch.uint8)[40:44].zero_()
+
+
+class TrainsToo(ToyEngine):
+    """Its parameters require gradients, and the loader leaves it to its caller to switch them off."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tensors = {name: torch.nn.Parameter(tensor) for name, tensor in self.tensors.items()}
+
+
 class MovesToADevice(ToyEngine):
     def _load_norm(self, weight):
         self.tensors["norm"].copy_(weight.to("cpu", torch.float16))
@@ -120,6 +142,9 @@ HOSTILE = [
     TwoTensorsMeet,
     OneMemoryTwice,
     ClearsWhatOthersLoaded,
+    CopiesBits,
+    ClearsBytesAfterwards,
+    TrainsToo,
     MovesToADevice,
 ]
 
@@ -137,6 +162,7 @@ def partly_moved(weights, step):
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
+@torch.no_grad()  # of this thread; engine workers have their own
 def test_what_arrives_is_what_the_loader_gives(engine, level):
     pair = Pair([engine()], level=level)
     weights = checkpoint()
@@ -150,6 +176,7 @@ def test_what_arrives_is_what_the_loader_gives(engine, level):
 
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("engine", HOSTILE, ids=lambda cls: cls.__name__)
+@torch.no_grad()
 def test_a_chain_gives_what_the_loader_gives(engine, level, tmp_path):
     chain, reader = ChainWriter(str(tmp_path), level=level), ChainReader(str(tmp_path), held := engine())
     weights = {name: weight.bfloat16() for name, weight in checkpoint().items()}

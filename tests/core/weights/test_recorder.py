@@ -65,6 +65,11 @@ TRANSFORMS = {
     "read a value": lambda t, w: (t.copy_(w), w[0, 0].item()),
     "broadcast": lambda t, w: t.copy_(w[:1]),
     "copy and use": lambda t, w: (t.copy_(w), (w * 2).sum()),
+    "halves of elements": lambda t, w: t.view(torch.int16).copy_(w.view(torch.int16)),
+    "bits as a number": lambda t, w: t.copy_(w.view(torch.int32)),
+    "complex": lambda t, w: torch.view_as_complex(t.view(6, 2, 2)).copy_(torch.view_as_complex(w.view(6, 2, 2))),
+    "negated view": lambda t, w: t[:, :2].copy_(torch.view_as_complex(w.view(6, 2, 2)).conj().imag),
+    "cleared bytes": lambda t, w: (t.copy_(w), t.view(torch.uint8).view(-1)[90:94].zero_()),
 }
 
 
@@ -126,3 +131,15 @@ def test_eighteen_thousand_small_tensors_are_recorded_in_linear_time():
     assert time.process_time() - start < 20
     assert all(tensor.kind == "mapped" for tensor in layout.tensors)
     assert len(layout.storages) == 1
+
+
+def test_a_constant_beside_the_checkpoint_is_exact():
+    target = torch.zeros(6, dtype=torch.int64)
+
+    def load(weights):
+        for _, weight in weights:
+            target.fill_(2**60 + 1)
+            target[:4].copy_(weight)
+
+    (fill,) = record_layout(load, [TensorSpec("w", (4,), "int64")]).fills
+    assert fill.value == 2**60 + 1

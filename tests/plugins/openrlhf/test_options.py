@@ -24,7 +24,8 @@ def test_every_setting_is_an_option_and_in_the_help():
     add_options(parser)
     text = parser.format_help()
     for part, settings in to_mapping(SlipstreamConfig()).items():
-        names = [part] if part == "events" else [f"{part}.{name}" for name in settings if name != "mode"] + [part]
+        nested = isinstance(settings, dict)
+        names = [f"{part}.{name}" for name in settings if name != "mode"] + [part] if nested else [part]
         for name in names:
             assert f"--slipstream.{name} " in text
 

@@ -20,8 +20,10 @@ import inspect, json, sys
 import ray
 from slipstream.core.config import parse_config
 if "active" in sys.argv:
-    from slipstream.plugins.openrlhf.activation import activate
-    activate(parse_config({"weight_sync": {"mode": "delta"}}))
+    from slipstream.plugins.openrlhf.activation import activate, carry
+    config = parse_config({"weight_sync": {"mode": "delta"}})
+    activate(config)
+    carry(config)
 from openrlhf.trainer.ray import ppo_actor, vllm_engine
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=10**8)
@@ -95,12 +97,16 @@ def test_without_slipstream_the_worker_runs_none_of_them():
 
 
 def _arguments(**changed):
-    values = {"engines": 1, "lora": 0, "quantised": False, "images": 0} | changed
+    values = {"engines": 1, "lora": 0, "quantised": False, "images": 0, "determinism": False} | changed
     return SimpleNamespace(
         vllm=SimpleNamespace(num_engines=values["engines"]),
         ds=SimpleNamespace(lora=SimpleNamespace(rank=values["lora"]), load_in_4bit=values["quantised"]),
         data=SimpleNamespace(max_images_per_prompt=values["images"]),
+        train=SimpleNamespace(full_determinism_enable=values["determinism"]),
     )
+
+
+ROUTED = {"router": {"mode": "cache_aware"}, "weight_sync": {"mode": "native"}}
 
 
 @pytest.mark.parametrize(
@@ -110,8 +116,15 @@ def _arguments(**changed):
         ({"lora": 8}, {}, "--ds.lora.rank 0 in this version, got 8"),
         ({"quantised": True}, {}, "--ds.load_in_4bit"),
         ({"images": 2}, {}, "--data.max_images_per_prompt 0 in this version, got 2"),
-        ({}, {"router": {"mode": "cache_aware"}}, "--slipstream.router cache_aware: not available"),
-        ({}, {"drafter": {"mode": "suffix"}}, "--slipstream.drafter suffix: not available"),
+        ({"images": 2}, ROUTED, "router cache_aware needs --data.max_images_per_prompt 0 in this version, got 2"),
+        ({"engines": 0}, ROUTED, "router cache_aware needs --vllm.num_engines of 1 or more"),
+        ({"determinism": True}, ROUTED, "so --train.full_determinism_enable cannot hold"),
+        ({}, {"placement": {"mode": "graph"}}, "--slipstream.placement graph: not available"),
+        (
+            {"engines": 0},
+            {"drafter": {"mode": "suffix"}, "weight_sync": {"mode": "native"}},
+            "drafter suffix needs --vllm.num",
+        ),
     ],
 )
 def test_what_this_version_cannot_serve_is_refused(changed, node, message):

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import socket as socketlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from engine_weight_sync import EngineWeightSync, Weights, nudge, publish
 from slipstream.core.weights import EngineFailedError, Publisher, PublisherSettings
 from slipstream.core.weights.chain import ChainWriter
 from slipstream.plugins.sglang import control, messages
-from slipstream.plugins.sglang.drafter import ALGORITHM, engine_arguments
+from slipstream.plugins.sglang.drafter import ALGORITHM, GROUP, engine_arguments
 from slipstream.plugins.sglang.messages import COMMAND, LOADER, Outcome, Sync, command_tensor, encode_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -254,6 +255,50 @@ class TestTiedBf16(SglangSuite):
         )
         assert len(written) + len(rest[0]["output_ids"]) == 200
 
+    def test_what_verls_router_asks_of_a_server(self, engine):
+        """Its capacity, how far requests are, and an end to one of them: running, or waiting while the engine pauses,
+        or not there yet."""
+        import uuid
+
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+        server, manager = verl_server(engine.engine), engine.engine.tokenizer_manager
+        long = {"temperature": 0, "max_tokens": 200, "ignore_eos": True, "logprobs": True}
+        running, other, waiting, late = (uuid.uuid4().hex for _ in range(4))
+
+        def generate(rid: str) -> asyncio.Future[Any]:
+            return asyncio.ensure_future(server.generate(list(PROMPTS[0]), dict(long), rid))
+
+        async def course() -> None:
+            await server.launch_server()
+            calls = [generate(running), generate(other)]
+            while not (await server.slipstream_report()).progress.get(running):
+                await asyncio.sleep(0.01)
+            report = await server.slipstream_report()
+            assert (report.limits.kv_tokens, report.limits.max_running, report.version) == (4096, 8, 3)
+            assert report.progress[other] > 0
+            await server.slipstream_abort(running)
+            stopped, finished = await asyncio.gather(*calls)
+            assert (stopped.stop_reason, finished.stop_reason) == ("abort", "length")
+            assert 0 < len(stopped.token_ids) == len(stopped.log_probs) < 200 == len(finished.token_ids)
+            await manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+            call = generate(waiting)
+            await asyncio.sleep(0.05)
+            await server.slipstream_abort(waiting)
+            await server.slipstream_abort(late)
+            for refused in (await asyncio.wait_for(call, 10), await asyncio.wait_for(generate(late), 10)):
+                assert (refused.stop_reason, refused.token_ids) == ("aborted", [])
+            await manager.continue_generation(ContinueGenerationReqInput())
+            assert not manager.rid_to_state
+            again = await generate(uuid.uuid4().hex)
+            assert again.token_ids == finished.token_ids
+            assert again.extra_fields["num_cached_tokens"] == len(PROMPTS[0]) - 1
+
+        try:
+            run(engine.engine, course())
+        finally:
+            del manager.generate_request
+
 
 class TestDraftingFp32OnTwoWorkers(SglangSuite):
     """A separate output head; each worker holds its shards, and both commit or neither. The engine drafts, and the one
@@ -280,6 +325,51 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         first, again = [[output["meta_info"]["spec_verify_ct"] for output in outputs] for outputs in drafted]
         assert all(steps < 60 for steps in first)
         assert all(steps < 30 for steps in again), "copied from what was written before the flush"
+
+    def test_histories_of_other_engines_and_versions_of_the_policy(self, engine, weights, publisher, socket):
+        publish(publisher, engine, weights, socket)
+        engine.fresh_engine(weights)
+        prompt, long = [7, 7, 3, 90, 12, 41], {**GREEDY, "max_new_tokens": 60}
+        (expected,) = engine.second.generate(input_ids=[prompt], sampling_params=long)
+        manager = engine.engine.tokenizer_manager
+        rollout = ("a group", prompt, expected["output_ids"], 6)
+        before = run(engine.engine, control.tell_drafter(manager, 7, [rollout]))["fed"]
+        deadline = time.monotonic() + 20
+        while run(engine.engine, control.tell_drafter(manager))["fed"] == before:
+            assert time.monotonic() < deadline, "history is fed in the background"
+            time.sleep(0.05)
+        params = {**long, "custom_params": {GROUP: "a group"}}
+        steps = run(engine.engine, control.tell_drafter(manager))["row_steps"]
+        (output,) = engine.engine.generate(input_ids=[prompt], sampling_params=params)
+        assert output["output_ids"] == expected["output_ids"]
+        counters = run(engine.engine, control.tell_drafter(manager))
+        assert counters["row_steps"] - steps < 30, "copied from what the other one wrote"
+        assert 0 < counters["accepted"] <= counters["verified"]
+        assert counters["drafting"] == 1
+        assert counters["drafting_seconds"] > 0
+        with pytest.raises(EngineFailedError, match="does not draft with slipstream"):
+            run(engine.second, control.tell_drafter(engine.second.tokenizer_manager))
+
+
+def verl_server(engine):
+    """verl's own server with what the router asks of it, around an engine that has started."""
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    from slipstream.plugins.verl.routing.sglang_server import RoutedSglangServer
+
+    class Started(SGLangHttpServer):
+        def __init__(self) -> None:
+            self.tokenizer_manager = engine.tokenizer_manager
+            self.config = SimpleNamespace(
+                max_model_len=512, prompt_length=64, response_length=256, enable_rollout_routing_replay=False, mtp=None
+            )
+            self.model_config = SimpleNamespace(lora_rank=0, lora={})
+            self._disaggregation_role, self.replica_rank, self.global_steps = "null", 0, 3
+
+        async def launch_server(self, *arguments: Any) -> None:
+            pass
+
+    return type("Server", (RoutedSglangServer, Started), {})()
 
 
 async def begun(manager, requests: list) -> list[asyncio.Future]:

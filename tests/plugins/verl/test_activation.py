@@ -113,7 +113,7 @@ def test_the_router_is_in_the_replica_the_manager_the_client_and_the_agent_loop(
     assert found["path"].endswith("routing/router.yaml")
     assert found["clients"] == ["RoutedClient", "RoutedAsyncClient"]
     assert found["loop"] == "samples.py"
-    assert found["server"][1:5] == ["SyncedServer", "ExtendedServer", "RoutedServer", "vLLMHttpServer"]
+    assert found["server"][1:6] == ["SyncedServer", "ExtendedServer", "RoutedServer", "RoutedEngine", "vLLMHttpServer"]
     assert "brings a load balancer of its own (dict)" in found["refused"]
 
 
@@ -286,6 +286,7 @@ ACCEPTED = {
         "++actor_rollout_ref.model.lora.merge=true",
     ],
     "SGLang": ["+slipstream=sync", "actor_rollout_ref.rollout.name=sglang"],
+    "SGLang and everything": ["+slipstream=full", "actor_rollout_ref.rollout.name=sglang"],
     "SGLang and merged adapters": [
         *("+slipstream=sync", "actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.model.lora_rank=8"),
         "++actor_rollout_ref.model.lora.merge=true",
@@ -326,8 +327,8 @@ REFUSED = {
     "another backend": (["+slipstream=sync", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"], "got nccl"),
     "native by value": (["+slipstream=sync", "slipstream.weight_sync.mode=native"], "choose the group"),
     "the router and another engine": (
-        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.name=sglang"],
-        "router.mode=cache_aware needs actor_rollout_ref.rollout.name=vllm",
+        ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.name=trtllm"],
+        "router.mode=cache_aware needs actor_rollout_ref.rollout.name=vllm or sglang",
     ),
     "the router and a data parallel engine": (
         ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.data_parallel_size=2"],
@@ -345,7 +346,7 @@ REFUSED = {
         ["+slipstream/router=cache_aware", "actor_rollout_ref.rollout.router_config_path=other.yaml"],
         "got other.yaml; there is one router",
     ),
-    "drafts of another engine": (["+slipstream=rollout", "actor_rollout_ref.rollout.name=sglang"], "drafter=off"),
+    "drafts of another engine": (["+slipstream=rollout", "actor_rollout_ref.rollout.name=trtllm"], "drafter=off"),
     "drafts across stages": (
         ["+slipstream=rollout", "actor_rollout_ref.rollout.pipeline_model_parallel_size=2"],
         "pipeline_model_parallel_size=1",
@@ -353,6 +354,13 @@ REFUSED = {
     "two drafters": (
         ["+slipstream=rollout", "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:ngram}"],
         "an engine has one drafter",
+    ),
+    "two drafters in SGLang": (
+        [
+            *("+slipstream=rollout", "actor_rollout_ref.rollout.name=sglang"),
+            "+actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_algorithm=NGRAM",
+        ],
+        "engine_kwargs.sglang.speculative_algorithm=null, got NGRAM: an engine has one drafter",
     ),
     "drafts and asynchronous scheduling": (
         ["+slipstream=rollout", "+actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=true"],

@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter
 
 import numpy as np
+from metric_names import missing, undescribed
 
-from slipstream.plugins.verl.drafting import drafter_metrics, group_of, in_groups
+from slipstream.plugins.verl.drafting import group_of, in_groups
 from slipstream.plugins.vllm.drafter import GROUP
+from slipstream.plugins.vllm.drafting import drafter_metrics
 
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
 
@@ -41,6 +43,8 @@ def test_metrics_are_those_of_the_step():
     )
     totals.update(history_tokens=200, drafting_seconds=0.5)
     found = drafter_metrics(totals, before, replicas=2)
+    assert not missing("drafter", found)
+    assert not undescribed(f"slipstream/drafter/{name}" for name in found)
     expected = {"acceptance": 0.75, "tokens_per_step": 55 / 40, "drafted": 21, "verified": 20, "seconds": 0.5, "fed": 3}
     assert found.items() >= expected.items()
     assert (found["off_share"], found["drafting"], found["history_tokens"]) == (0.25, 0.5, 100)

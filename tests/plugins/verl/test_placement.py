@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
+from metric_names import undescribed
 from omegaconf import OmegaConf
 from real_runs import measure
 
@@ -194,6 +195,7 @@ def test_the_sub_stages_of_a_step_take_the_time_that_was_measured():
             assert graph.critical_path() == pytest.approx(11.5)
         metrics = records.end_step(1)
     assert metrics["prediction_error"] == 0.0, "two equal steps"
+    assert not undescribed(f"slipstream/placement/{name}" for name in metrics)
     assert records.remaining(3) == pytest.approx(3 * 11.5)
 
 

@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 import ray
+from metric_names import missing, undescribed
+from toy_handles import Handle
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import RequestLoadBalancer, get_router_handle
 
 from slipstream.core.rollout import LoadReport, ReplicaLimits
+from slipstream.core.rollout.messages import EngineReport
 from slipstream.plugins.verl.routing.actor import RouterActor
 from slipstream.plugins.verl.routing.client import RoutedAsyncClient, RoutedClient, client_class, joined, next_attempt
 from slipstream.plugins.verl.routing.manager import router_config_path
-from slipstream.plugins.verl.routing.messages import EngineReport
 from slipstream.plugins.verl.routing.samples import in_samples
 
 pytestmark = pytest.mark.timeout(120)
@@ -52,31 +54,6 @@ def local_ray():
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-class Handle:
-    """Calls an object of this process as a Ray actor is called."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-        self._dead = False
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._actor, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            work = asyncio.ensure_future(method(*args, **kwargs))
-            while not work.done() and not self._dead:
-                await asyncio.wait({work}, timeout=0.01)
-            if self._dead:
-                work.cancel()
-                raise ray.exceptions.RayActorError
-            return work.result()
-
-        return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs)))
-
-    def kill(self) -> None:
-        self._dead = True
 
 
 def text(prompt: list[int], count: int) -> list[int]:
@@ -214,6 +191,8 @@ def test_requests_wait_until_their_context_fits_and_come_back_as_the_server_gave
         # 1.25 trajectories a slot; before any has ended, 0.85 x 3000 tokens hold fewer of 40 + a quarter of 1024.
         assert 1 < await world.servers["host:0"].get.remote("most") <= 10
         metrics = await world.router.take_metrics.remote()
+        assert not missing("router", metrics)
+        assert not undescribed(f"slipstream/router/{name}" for name in metrics)
         assert metrics["queue_max"] >= 6
         assert metrics["replica_0/answers"] == 24
         assert metrics["replica_0/output_tokens"] == 24 * 20

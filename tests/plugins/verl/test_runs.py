@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from metric_names import undescribed
 
 from slipstream.core.telemetry.history import read_run
 from slipstream.core.weights import TensorEngine
@@ -84,6 +85,7 @@ def test_rollouts_are_the_same_token_for_token_and_training_helps(train):
     assert mean(ours.rewards[-3:]) > mean(ours.rewards[:2]) + 0.1
     metrics = ours.steps[-1].values
     assert metrics["slipstream/weight_sync/version"] == 11
+    assert not undescribed(metrics)
     assert 0 < metrics["slipstream/weight_sync/changed_share"] <= 1
 
 
@@ -99,6 +101,7 @@ def test_drafts_change_no_response(train):
         assert ours.rollouts(step) == native.rollouts(step)
     metrics = ours.steps[-1].values
     assert metrics["slipstream/drafter/accepted"] > 0
+    assert not undescribed(metrics)
     assert 0 < metrics["slipstream/drafter/acceptance"] <= 1
     assert metrics["slipstream/drafter/tokens_per_step"] > 1
     assert metrics["slipstream/drafter/history_tokens"] > 0

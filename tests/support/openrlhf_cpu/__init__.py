@@ -8,9 +8,11 @@ decorated anew, because Ray pickles what is left of them by value.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
-from collections import Counter
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,7 @@ def install() -> None:
     after_import("deepspeed.comm.torch", _no_compiled_collectives)
     after_import("openrlhf.utils.distributed_util", _gloo_instead_of_nccl)
     after_import("openrlhf.utils.deepspeed.deepspeed", _deepspeed)
+    after_import("openrlhf.utils.agent", _agents)
     after_import("openrlhf.utils.utils", _precision)
     after_import("openrlhf.trainer.ppo_utils.replay_buffer", _replay_buffer)
     after_import("openrlhf.trainer.ppo_utils.samples_generator", _samples)
@@ -147,29 +150,62 @@ def _controller(module: Any) -> None:
 
 
 def _engine(module: Any) -> None:
-    """The engine's precision, OpenRLHF's worker extension on a CPU, and a seed for every sample."""
+    """The engine's precision, OpenRLHF's worker extension on a CPU, and samples that know their number."""
     import ray
 
     actor = _plain(module.RolloutRayActor)
-    init, generate = actor.__init__, actor.generate
+    init, generate_responses = actor.__init__, actor.generate_responses
 
     @functools.wraps(init)
     async def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         kwargs["dtype"] = os.environ[DTYPE]
         if "slipstream" not in kwargs["worker_extension_cls"]:
             kwargs["worker_extension_cls"] = NATIVE_WORKER
-        self.cpu_seen: Counter[tuple[int, ...]] = Counter()
         await init(self, *args, **kwargs)
 
-    @functools.wraps(generate)
-    async def seeded(self: Any, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        key = tuple(prompt_token_ids)
-        self.cpu_seen[key] += 1
-        sampling_params.seed = hash((key, self.cpu_seen[key])) % 2**31
-        return await generate(self, prompt_token_ids, sampling_params, multi_modal_data)
+    @functools.wraps(generate_responses)
+    async def numbered(*args: Any, **kwargs: Any) -> Any:
+        _begin_group()
+        return await generate_responses(*args, **kwargs)
 
-    actor.__init__, actor.generate = __init__, seeded
+    actor.__init__, actor.generate_responses = __init__, numbered
     module.RolloutRayActor = ray.remote(actor)
+
+
+_numbers: ContextVar[Iterator[int]] = ContextVar("openrlhf_cpu_numbers")
+"""Of the samples of the prompt that the running task works on."""
+
+
+def _begin_group() -> None:
+    """Called by name, since Ray pickles what calls it by value."""
+    _numbers.set(itertools.count())
+
+
+def _agents(module: Any) -> None:
+    """A seed for every request: by prompt, number of the sample and turn, whichever engine serves it."""
+    for executor in (module.SingleTurnAgentExecutor, module.MultiTurnAgentExecutor):
+        executor.execute = _seeded(executor.execute)
+
+
+def _seeded(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(execute)
+    async def run(self: Any, *, prompt: str, llm_engine: Any, **kwargs: Any) -> Any:
+        return await execute(self, prompt=prompt, llm_engine=_SeedingEngine(llm_engine, prompt), **kwargs)
+
+    return run
+
+
+class _SeedingEngine:
+    """An engine's actor as the executor of one sample sees it."""
+
+    def __init__(self, engine: Any, prompt: str) -> None:
+        self._engine = engine
+        self._sample = prompt, next(_numbers.get())
+        self._turns = itertools.count()
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        sampling_params.seed = hash((self._sample, next(self._turns))) % 2**31
+        return await self._engine.generate(prompt_token_ids, sampling_params, multi_modal_data=multi_modal_data)
 
 
 def _plain(actor_class: Any) -> Any:

@@ -20,8 +20,10 @@ def main() -> None:
 
     @functools.wraps(init)
     def local(*args: Any, **kwargs: Any) -> Any:
-        """A cluster of its own, whose GPUs are numbers."""
+        """A cluster of its own, whose GPUs are numbers; a job of Ray is in a cluster already."""
         runtime = {**kwargs.pop("runtime_env", {}), "worker_process_setup_hook": "openrlhf_cpu.install"}
+        if os.environ.get("RAY_ADDRESS"):
+            return init(*args, runtime_env=runtime, **kwargs)
         return init(
             *args,
             address="local",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from slipstream.core.config import parse_config
-from slipstream.plugins.openrlhf.activation import activate
+from slipstream.plugins.openrlhf.activation import activate, carry
 
-activate(parse_config({"weight_sync": {"mode": "delta"}}))
+_config = parse_config({"weight_sync": {"mode": "delta"}})
+activate(_config)
+carry(_config)

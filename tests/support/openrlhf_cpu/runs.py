@@ -41,7 +41,12 @@ class Run:
     @property
     def syncs(self) -> list[dict[str, Any]]:
         """slipstream's events of every sync."""
-        return [event for event in _lines(self.folder / "events.jsonl") if event["kind"] == "weight_sync"]
+        return [event for event in _lines(self.events) if event["kind"] == "weight_sync"]
+
+    @property
+    def events(self) -> Path:
+        """slipstream's log, where `auto` puts it."""
+        return self.folder / "out" / "slipstream.jsonl"
 
 
 def train(
@@ -56,7 +61,7 @@ def train(
     """Run it to its end in `folder`.
 
     Args:
-        more: further arguments; with an option of slipstream, its launcher is used and its events are kept.
+        more: further arguments; with an option of slipstream, its launcher is used.
         layers: of a model that was hardly trained, whose reward is another one; None for the demo's.
         settings: of `command.arguments`.
 
@@ -65,8 +70,6 @@ def train(
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if any(argument.startswith("--slipstream") for argument in more):
-        more = (*more, "--slipstream.events", str(folder / "events.jsonl"))
     if layers is not None:
         settings["reward"] = "parity_reward.py"
     spec = ModelSpec() if layers is None else ModelSpec(layers=layers, steps=2, batch=4)

@@ -22,6 +22,8 @@ def register() -> None:
     Scheduler.slipstream_test_lose = lose
     attention = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
     HookRegistry.register(attention, verifying, HookType.AROUND)
+    sampling = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+    HookRegistry.register(sampling, seeded, HookType.AFTER)
     drafting = "slipstream.plugins.sglang.drafter.Drafting.__init__"
     HookRegistry.register(drafting, always_drafting, HookType.AROUND)
 
@@ -32,6 +34,16 @@ def always_drafting(original: Callable[..., None], drafting: Any, *arguments: An
     if drafting.drafter is not None:
         drafting.drafter.load.wants_plain = lambda batch: False
         drafting.drafter.load.pays = lambda *_: True
+
+
+def seeded(info: Any, cls: type, batch: Any, *arguments: Any, **options: Any) -> Any:
+    """Requests that name a seed draw from it, as with `enable_deterministic_inference`, which no CPU backend has."""
+    import torch
+
+    seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+    if all(seed is not None for seed in seeds):
+        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64)
+    return info
 
 
 def verifying(

@@ -41,6 +41,8 @@ class Old(NamedTuple):
     values: NDArray[Any]
     dtype: str
 
+    copies = False
+
     @property
     def numel(self) -> int:
         return self.values.size

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -123,3 +124,31 @@ def verify_tree_greedy_cpu(
             accept_index[row, accepted] = last
         accept_token_num[row] = accepted
         predicts[last] = target[last]
+
+
+def murmur_hash32_cpu(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
+    """MurmurHash3 of 16 bytes for each (row, column): the seed's low and high half, the position, the column.
+
+    Returns:
+        uint32[rows, columns].
+    """
+    seeds = seed.numpy().astype(np.uint64)
+    rows = (seeds, seeds >> np.uint64(32), positions.numpy())
+    blocks = [block.astype(np.uint32)[:, None] for block in rows] + [col_indices.numpy().astype(np.uint32)[None, :]]
+    hashed = np.zeros((len(seeds), len(col_indices)), np.uint32)
+    for block in blocks:
+        hashed = _rotated(hashed ^ _rotated(block * _C1, 15) * _C2, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    hashed ^= np.uint32(16)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        hashed = (hashed ^ hashed >> np.uint32(shift)) * np.uint32(factor)
+    return torch.from_numpy(hashed)
+
+
+def _rotated(values: Any, bits: int) -> Any:
+    return values << np.uint32(bits) | values >> np.uint32(32 - bits)
+
+
+_C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+_LIBRARY = torch.library.Library("sgl_kernel", "DEF")
+_LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other about requests."""
+"""What the processes of a run tell each other about requests: clients, the router, and the servers of engines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.core.rollout import LoadReport, ReplicaLimits
+from slipstream.core.rollout.requests import LoadReport, ReplicaLimits
 
 BLOCK_TOKENS = 16
 """Granularity at which shared prefixes are found; not the engine's."""
+
+REMEMBERED_ABORTS = 4096
+"""Aborts of requests that have not reached their engine yet, at most, that a server keeps in mind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Request:
 
     tokens: int
     """Length of the prompt."""
+
+    movable: bool = True
+    """Whether it can go on at another replica with what it has; otherwise it is never migrated, and done again from its
+    start when its replica is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Answer:
     """Of the prompt, found in the cache; None where the engine does not say."""
 
     version: int | None
-    """Of the weights (verl's global step); None where the engine does not say."""
+    """Of the weights, rises; None where the engine does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +86,4 @@ class EngineReport:
     """Whether the engine produced anything since the last report, or answers, or stands still on purpose."""
 
     version: int | None
-    """Of the weights (verl's global step)."""
+    """Of the weights, rises."""
