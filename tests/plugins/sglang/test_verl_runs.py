@@ -61,7 +61,8 @@ def _syncs(events: Path) -> list[dict[str, Any]]:
 def test_rollouts_are_the_same_token_for_token(train):
     """fp32, a seed for each sample, the same command with and without the override.
 
-    Only deltas wrote what generates, until the last sync found it equal to a dense load.
+    Only deltas wrote what generates, until the last sync found it equal to a dense load. The engine's probabilities of
+    what it wrote are the trainer's.
     """
     native, _ = train("native", modules="verl_sglang_native")
     ours, syncs = train("slipstream", "+slipstream=sync", f"slipstream.weight_sync.audit_every={STEPS + 1}")
@@ -74,6 +75,7 @@ def test_rollouts_are_the_same_token_for_token(train):
     assert [event["audited_tensors"] > 0 for event in syncs] == [False] * STEPS + [True]
     assert all(event["changed_elements"] > 0 for event in syncs)
     assert all(event["unverified_tensors"] == 0 for event in syncs)
+    assert all(step.values["training/rollout_probs_diff_max"] < 1e-5 for step in ours.steps)
 
 
 def test_drafts_and_the_router(train):
