@@ -333,7 +333,8 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         (expected,) = engine.second.generate(input_ids=[prompt], sampling_params=long)
         manager = engine.engine.tokenizer_manager
         rollout = ("a group", prompt, expected["output_ids"], 6)
-        before = run(engine.engine, control.tell_drafter(manager, 7, [rollout]))["fed"]
+        before = run(engine.engine, control.tell_drafter(manager))["fed"]
+        run(engine.engine, control.tell_drafter(manager, 7, [rollout]))
         deadline = time.monotonic() + 20
         while run(engine.engine, control.tell_drafter(manager))["fed"] == before:
             assert time.monotonic() < deadline, "history is fed in the background"
