@@ -346,7 +346,6 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         counters = run(engine.engine, control.tell_drafter(manager))
         assert counters["row_steps"] - steps < 30, "copied from what the other one wrote"
         assert 0 < counters["accepted"] <= counters["verified"]
-        assert counters["drafting"] == 1
         assert counters["drafting_seconds"] > 0
         with pytest.raises(EngineFailedError, match="does not draft with slipstream"):
             run(engine.second, control.tell_drafter(engine.second.tokenizer_manager))
