@@ -136,7 +136,7 @@ def main() -> int:
         for each in sets:
             each.tasks = dict(list(each.tasks.items())[: TASKS.get(each.name)])
     if not sets:
-        report.remarks.append(f"no rollouts in {arguments.data}/rollouts: siblings are generated here")
+        report.remarks.append("no recorded rollouts (--data): siblings are generated here")
         sets = [generated(16, 8)]
     with Progress(console=console, transient=True) as progress:
         for each in progress.track(sets, description="replay"):

@@ -63,7 +63,7 @@ class Bench:
         self.seeds = (0,) if quick else (0, 1)
         self.report.remarks += list(ASSUMPTIONS)
         for name in self.lengths.generated:
-            self.report.remarks.append(f"no recorded lengths for {name} in {data}: generated")
+            self.report.remarks.append(f"no recorded lengths for {name} (--data): generated")
 
     def add(self, title: str, rows: Sequence[dict[str, Any]]) -> None:
         """Print a table and keep its rows."""

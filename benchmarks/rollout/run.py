@@ -152,7 +152,7 @@ def main() -> int:
     folder: Path | None = arguments.data
     if not (arguments.data / "rollouts").is_dir():
         folder = None
-        report.remarks.append(f"no recorded rollouts in {arguments.data}: all lengths are generated stand-ins")
+        report.remarks.append("no recorded rollouts (--data): all lengths are generated stand-ins")
     cells = [cell for cell in CELLS if cell.quick or not arguments.quick]
     measure(cells, QUICK_SEEDS if arguments.quick else None, folder, report, console)
     if not arguments.quick:

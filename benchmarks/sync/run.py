@@ -33,7 +33,7 @@ def recorded(folder: Path, report: Report) -> Iterator[Series]:
 
     found = sorted(folder.glob("updates/*/after.safetensors"))
     if not found:
-        report.remarks.append(f"no recorded updates in {folder}/updates: all updates are generated here")
+        report.remarks.append("no recorded updates (--data): all updates are generated here")
     for after in found:
         pair = [load_file(after.with_name(f"{which}.safetensors")) for which in ("before", "after")]
         pair = [{k: v for k, v in w.items() if v.dtype == torch.bfloat16} for w in pair]

@@ -13,9 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from slipstream.core.config.errors import ConfigError, did_you_mean
 
 
-def above(bound: float) -> dict[str, Any]:
-    """Field metadata: the value must be greater than `bound`."""
-    return {"expected": f"greater than {bound}", "accepts": lambda value: value > bound}
+def above(bound: float, at_most: float = math.inf) -> dict[str, Any]:
+    """Field metadata: the value must be greater than `bound`, and at most `at_most`."""
+    expected = f"greater than {bound}" + (f" and at most {at_most:g}" if at_most < math.inf else "")
+    return {"expected": expected, "accepts": lambda value: bound < value <= at_most}
 
 
 def at_least(bound: float) -> dict[str, Any]:

@@ -45,8 +45,9 @@ class WeightSyncConfig:
     chain: str | None = field(default=None, metadata={"expected": "a path or URL"})
     """Where every acknowledged version is also written as files, any URL that fsspec opens; None for nowhere."""
 
-    timeout_seconds: float = field(default=300.0, metadata=above(0))
-    """A sync whose acknowledgements do not arrive in this time raises."""
+    timeout_seconds: float = field(default=300.0, metadata=above(0, at_most=1e6))
+    """A sync whose acknowledgements do not arrive in this time raises. At most 11 days, as sockets count milliseconds
+    in 32 bits."""
 
     chunk_megabytes: int = field(default=64, metadata=above(0))
     """Size of the pieces that are sent, in MiB; the changes of one tensor are never cut."""

@@ -82,6 +82,8 @@ CANDIDATE_RECORD: Final = np.dtype(
         ("by_rank", np.int32),
         ("by_pair", np.int32),
         ("by_triple", np.int32),
+        ("by_token", np.int32),
+        ("by_skipped", np.int32),
     ]
 )
 

@@ -1,10 +1,11 @@
 """Which token comes next, how likely, and what the real token teaches.
 
 Candidates vote with weights that are products of learned factors (scope x match length, match length x agreement
-behind an edit, scope x rank by recency, and which token follows which one and which two); the escape weight stands for
-"none of them". The share of the leading token becomes a probability by learned logit offsets: of the longest match, the
-number of supporters and the share itself, and of the tokens involved, since which kinds of token are predictable (keys
-of a JSON object against its values) is stable over tasks. Every emitted token teaches exactly one stored prediction.
+behind an edit, scope x rank by recency, how common the token is, and which token follows which one, which two, and
+which one but last); the escape weight stands for "none of them". The share of the leading token becomes a probability
+by learned logit offsets: of the longest match, the number of supporters and the share itself, and of the tokens
+involved, since which kinds of token are predictable (keys of a JSON object against its values) is stable over tasks.
+Every emitted token teaches exactly one stored prediction.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ TOKEN_ENTRIES: Final = 1 << 16
 """Entries of a table for particular tokens; they are hashed."""
 
 LONG: Final = 3
-"""Matches from this length on are alike to the factor of a pair of tokens."""
+"""Matches from this length on are alike to the factors of a token, of a pair, and of one but last."""
+
+SKIPPED: Final = 100
+"""Tells the entries of a token after the one but last from those of three tokens."""
 
 VOTE_RATE: Final = 0.05
 TOKEN_RATE: Final = 0.2
@@ -113,7 +117,7 @@ def predict(
     longest = 0
     total = np.float32(0)
     ranks = 0  # a byte a scope
-    hashed_token = hashed_short = hashed_scope = by_pair = by_triple = -1
+    hashed_token = hashed_short = hashed_scope = by_pair = by_triple = by_token = by_skipped = -1
     for i in range(prediction.count):
         candidate = rows.candidate[row, depth, i]
         position = candidate.position
@@ -135,18 +139,24 @@ def predict(
             hashed_token, hashed_short, hashed_scope = token, short, scope
             by_pair = PAIR_BASE + token_entry(last, token, short)
             by_triple = TRIPLE_BASE + token_entry(before_last, last * SCOPES + scope, token)
+            by_token = PAIR_BASE + token_entry(-2, token, short)
+            by_skipped = TRIPLE_BASE + token_entry(before_last, token, SKIPPED + short)
         weight = (
             learned.vote[by_length]
             * learned.vote[by_skip]
             * learned.vote[by_rank]
             * learned.vote[by_pair]
             * learned.vote[by_triple]
+            * learned.vote[by_token]
+            * learned.vote[by_skipped]
         )
         candidate.by_length = by_length
         candidate.by_skip = by_skip
         candidate.by_rank = by_rank
         candidate.by_pair = by_pair
         candidate.by_triple = by_triple
+        candidate.by_token = by_token
+        candidate.by_skipped = by_skipped
         candidate.token = token
         candidate.weight = weight
         total += weight
@@ -229,6 +239,8 @@ def learn(rows: Rows, learned: Learned, row: int, depth: int, real: int) -> None
         _scale(learned.vote, candidate.by_rank, VOTE_RATE * gradient)
         _scale(learned.vote, candidate.by_pair, TOKEN_RATE * gradient)
         _scale(learned.vote, candidate.by_triple, TOKEN_RATE * gradient)
+        _scale(learned.vote, candidate.by_token, TOKEN_RATE * gradient)
+        _scale(learned.vote, candidate.by_skipped, TOKEN_RATE * gradient)
     cell = prediction.cell
     escape_gradient = -prediction.escape / all_weight
     if right_weight == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 from slipstream.core.weights.delivery import Chunk
@@ -27,7 +28,8 @@ def range_chunks(arrays: Iterable[tuple[int, int, int]], read: Callable[[int], B
 
     Args:
         arrays: (index, elements, bytes an element) of each array to send.
-        read: unsigned[elements] of an array, called when a frame is made.
+        read: unsigned[elements] of an array, called when a frame is made, once for frames in order: an array that is
+            no contiguous range of memory is copied for it. The last one is kept.
         limit: bytes a frame.
     """
     frames: list[list[tuple[int, int, int]]] = []
@@ -43,7 +45,9 @@ def range_chunks(arrays: Iterable[tuple[int, int, int]], read: Callable[[int], B
             size += count * width
             first += count
 
+    kept = functools.lru_cache(maxsize=1)(read)
+
     def make(frame: list[tuple[int, int, int]]) -> Chunk:
-        return lambda: [range_section(i, first, read(i)[first : first + count]) for i, first, count in frame]
+        return lambda: [range_section(i, first, kept(i)[first : first + count]) for i, first, count in frame]
 
     return [make(frame) for frame in frames]

@@ -95,7 +95,17 @@ class Delivery:
                 self._say(address, Units(self._sender, units_of(peer.layout)))
             else:
                 raise SyncError(f"expected Hello or Layout from a worker, got {type(message).__name__}")
-        roster.met([peer.hello.worker for peer in self.peers.values() if peer.layout is not None])
+        for address in [address for address, peer in self.peers.items() if peer.layout is None]:
+            self._dismiss(address)
+        roster.met([peer.hello.worker for peer in self.peers.values()])
+
+    def _dismiss(self, address: bytes) -> None:
+        """Go on without a worker that has not said its layout when all others have: it was replaced, or is too many."""
+        try:
+            self._say(address, Abort("the sync goes on without this worker; join the next one"))
+        except Exception as error:
+            logger.debug("a worker that reported is gone: %s", error)
+        del self.peers[address]
 
     def layouts(self) -> dict[str, WorkerLayout]:
         """Layouts of the workers, by digest."""

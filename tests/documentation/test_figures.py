@@ -214,3 +214,15 @@ def test_the_check_finds_figures_and_stale_ones(tmp_path: Path):
     test_figures_are_those_of_the_result_file(found[1])
     with pytest.raises(AssertionError, match="does not have"):
         test_figures_are_those_of_the_result_file(found[2])
+
+
+def test_the_codecs_still_have_the_sizes_of_the_result_file(monkeypatch: pytest.MonkeyPatch):
+    """The quickest part of `make bench-sync`, whose figures are on the front page: the same on every machine."""
+    import sizes
+
+    monkeypatch.setattr(sizes, "PEERS", ())
+    series = next(iter(sizes.synthetic(8 << 20)))
+    rows = json.loads((ROOT / sources()["sync-sizes"].result).read_text())["rows"]
+    stored = {row["format"]: row["bytes"] for row in rows if row["data"] == series.name}
+    for level, found in sizes.measure(series).bytes.items():
+        assert found == pytest.approx(stored[level], rel=0.005)

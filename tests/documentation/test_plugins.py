@@ -37,6 +37,7 @@ def example(heading: str) -> types.ModuleType:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch):
     """Put an example beside the built-in plugins of this process."""
+    process.plugins()  # loaded before: a thread of an earlier test that loads them now would undo what is set below
 
     def install(heading: str) -> types.ModuleType:
         module = example(heading)

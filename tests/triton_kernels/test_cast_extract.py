@@ -64,7 +64,7 @@ def test_any_bits(raw: list[int], kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("compresses", [False, True])
-@pytest.mark.parametrize("density", [0.03, 0.1])
+@pytest.mark.parametrize("density", [0.03, 0.2, 0.6])
 def test_crowded_tiles_are_listed_with_and_without_compressing(
     density: float, compresses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +91,16 @@ def test_threads_and_full_segments_keep_order(monkeypatch: pytest.MonkeyPatch) -
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found.positions, expected)
+
+
+def test_more_changes_than_the_probe_saw_are_listed_in_order() -> None:
+    """The first tile, which is the one that is probed of so few, has none."""
+    master = torch.randn(20 * cpu.TILE)
+    weights = changed_copy(master.to(torch.bfloat16), 0.5)
+    weights[: cpu.TILE] = master[: cpu.TILE].to(torch.bfloat16)
+    expected = torch.nonzero(as_bits(weights) != as_bits(master.to(torch.bfloat16))).view(-1)
+    assert torch.equal(cast_extract(master, weights).positions, expected)
+    assert torch.equal(weights, master.to(torch.bfloat16))
 
 
 def test_views_share_memory_and_shapes_stay() -> None:

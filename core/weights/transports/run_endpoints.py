@@ -13,6 +13,8 @@ import time
 from slipstream.core.config import RUN_NONCE
 
 _SOCKETS = "slipstream-"
+_LONGEST_PATH = 100
+"""Bytes; Unix takes 107, and `{local_rank}` in a name may grow."""
 _OPENING_SECONDS = 60.0
 _swept: set[str] = set()
 
@@ -23,11 +25,14 @@ def run_socket(name: str) -> str:
 
     # Ray's job ids start anew in every cluster, so two runs on one node may share them: hence the run id.
     run = os.environ.get(RUN_NONCE, "")[:12] or ray.get_runtime_context().get_job_id()
+    file = f"{_SOCKETS}{run}-{name}.sock"
     folder = tempfile.gettempdir()
+    if len(os.fsencode(os.path.join(folder, file))) > _LONGEST_PATH:
+        folder = "/tmp"  # the folders of batch systems are often longer than a socket's path may be
     if folder not in _swept:
         _swept.add(folder)
         remove_stale_sockets(os.path.join(glob.escape(folder), f"{_SOCKETS}*.sock"))
-    return os.path.join(folder, f"{_SOCKETS}{run}-{name}.sock")
+    return os.path.join(folder, file)
 
 
 def remove_stale_sockets(pattern: str) -> None:

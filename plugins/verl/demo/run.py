@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ def demo(model: str | None = None, arguments: Sequence[str] = ()) -> int:
         syncs = Syncs([event for event in read_events(events) if event["kind"] == "weight_sync"])
         print_comparison(console, native, slipstream, syncs)
         result = folder / "result.json"
-        content = {"model": model, "figures": figures(compared(native, slipstream, syncs), syncs)}
+        today = datetime.date.today().isoformat()
+        content = {"model": model, "date": today, "figures": figures(compared(native, slipstream, syncs), syncs)}
         result.write_text(json.dumps(content, indent=1) + "\n")
         report = _write_report(folder / "report.html", events, first.metrics_file)
     for line in conditions(model):

@@ -13,6 +13,7 @@ from slipstream.core.weights import (
     SyncError,
     SyncTimeoutError,
 )
+from slipstream.core.weights.messages import Abort, Hello, Table, decode, encode
 
 
 class FaultyHub(InProcessHub):
@@ -245,3 +246,14 @@ def test_a_refused_worker_goes_back_to_work():
     pair.publisher.refuse(hub, 1, "ValueError: staging failed")
     thread.join(10)
     assert errors == ["the trainer aborted the sync: ValueError: staging failed"]
+
+
+def test_a_worker_that_died_before_its_layout_does_not_hold_up_the_one_that_replaces_it():
+    pair, hub = Pair([ToyEngine()]), InProcessHub()
+    dead = hub.connect("died")
+    dead.send(encode(Hello("died", None, None, None), 5))
+    assert pair.sync(checkpoint(), hub, patience=20).workers == 1
+    assert pair.errors == [None]
+    assert pair.holds(checkpoint())
+    messages = [decode(dead.receive(0))[0] for _ in range(2)]
+    assert [type(message) for message in messages] == [Table, Abort], "one that is only slow is sent away"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from toy_engine import Pair, ToyEngine, checkpoint
+
+from slipstream.core.weights.chunks import range_chunks
 
 LAYOUTS = {"one rank": [(0, 1)], "two ranks": [(0, 2), (1, 2)], "two replicas of two ranks": [(0, 2), (1, 2)]}
 
@@ -196,6 +199,19 @@ def test_chunks_of_any_size_add_up(chunk):
         weights = nudge(weights, 1e-2, step)
         assert pair.sync(weights).audited_tensors == 7
         assert pair.holds(weights)
+
+
+def test_an_array_is_read_once_however_many_frames_it_takes():
+    """A column shard is copied to be read: once a frame would be quadratic."""
+    read = []
+
+    def column(index):
+        read.append(index)
+        return np.arange(1000, dtype=np.uint16) + index
+
+    frames = [chunk() for chunk in range_chunks([(0, 1000, 2), (1, 1000, 2)], column, 100)]
+    assert len(frames) == 40
+    assert read == [0, 1]
 
 
 def test_memory_is_checked_against_the_trainer_not_only_the_message():

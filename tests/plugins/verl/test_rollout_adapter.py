@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,18 @@ def test_an_engine_that_never_answers_afterwards_is_an_error():
     with pytest.raises(SyncTimeoutError, match=r"clear_kv_cache did not return within 0\.2 s"):
         asyncio.run(adapter(server).update_weights(RemoteUpdate(["tcp://a:1"], 7.0), global_steps=3))
     assert [name for name, _ in server.calls] == ["slipstream_sync", "clear_kv_cache"], "no step is stamped"
+
+
+def test_a_folder_too_long_for_a_socket_is_passed_over(monkeypatch, tmp_path):
+    long = tmp_path / ("a" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setenv(RUN_NONCE, uuid.uuid4().hex)
+    path = run_endpoints.run_socket("0-0")
+    try:
+        bind("zeromq", f"ipc://{path}", True, 1.0).close()
+    finally:
+        Path(path).unlink(missing_ok=True)
 
 
 def test_sockets_of_two_runs_differ_and_those_of_killed_runs_go(monkeypatch, tmp_path):
