@@ -333,7 +333,8 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         (expected,) = engine.second.generate(input_ids=[prompt], sampling_params=long)
         manager = engine.engine.tokenizer_manager
         rollout = ("a group", prompt, expected["output_ids"], 6)
-        before = run(engine.engine, control.tell_drafter(manager, 7, [rollout]))["fed"]
+        before = run(engine.engine, control.tell_drafter(manager))["fed"]
+        run(engine.engine, control.tell_drafter(manager, 7, [rollout]))
         deadline = time.monotonic() + 20
         while run(engine.engine, control.tell_drafter(manager))["fed"] == before:
             assert time.monotonic() < deadline, "history is fed in the background"
@@ -345,7 +346,6 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         counters = run(engine.engine, control.tell_drafter(manager))
         assert counters["row_steps"] - steps < 30, "copied from what the other one wrote"
         assert 0 < counters["accepted"] <= counters["verified"]
-        assert counters["drafting"] == 1
         assert counters["drafting_seconds"] > 0
         with pytest.raises(EngineFailedError, match="does not draft with slipstream"):
             run(engine.second, control.tell_drafter(engine.second.tokenizer_manager))
