@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/sync/cast_speed.py [--quick]
 
-Every row is measured interleaved with its limit: a compiled loop that reads 4 + 2 bytes an element. Best of the rounds,
-in CPU time. The bar is 1.5 times the limit at densities up to 1.2 %. Then what that brings a sync: one fp32 tensor
-staged for a bf16 engine (compared, put into the snapshot, encoded), and the same with torch's cast before.
+Every row is measured interleaved with its limit, a compiled loop that reads 4 + 2 bytes an element. Best of the rounds,
+in CPU time. The bar is 1.5 times the limit. Beside it the same traffic without the search: a loop that rounds,
+compares, writes all weights, and lists as many elements as changed, whichever. Then what that brings a sync: one fp32
+tensor staged for a bf16 engine (compared, put into the snapshot, encoded), and the same with torch's cast before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from slipstream.triton_kernels.jit import jit
 
 RATES = {0.0013: 0.08e-6, 0.0072: 0.55e-6, 0.012: 1e-6, 0.054: 6e-6}
 """Learning rate that changes about that share of the bf16 elements."""
-BAR, UP_TO = 1.5, 0.013
+BAR = 1.5
+TILE = 2048
 
 
 @jit
@@ -42,6 +44,28 @@ def read_both(masters: NDArray[Any], weights: NDArray[Any]) -> int:
         total += masters[2 * i] ^ masters[2 * i + 1]
         other ^= weights[i]
     return total + other  # type: ignore[return-value]
+
+
+@jit
+def same_traffic(
+    masters: NDArray[Any], weights: NDArray[Any], each: int, positions: NDArray[Any], values: NDArray[Any], old: Any
+) -> int:
+    """Round masters (uint32) to bf16 and write all weights (uint16); list the first `each` elements of every tile."""
+    changed, count, new = 0, 0, np.empty(TILE, np.uint16)
+    for at in range(0, weights.size, TILE):
+        source, target = masters[at : at + TILE], weights[at : at + TILE]
+        for i in range(TILE):
+            odd = (source[i] >> np.uint32(16)) & np.uint32(1)
+            new[i] = (source[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        for i in range(TILE):
+            changed += new[i] != target[i]
+        lists = positions[count : count + each], values[count : count + each], old[count : count + each]
+        for k in range(each):
+            lists[0][k], lists[1][k], lists[2][k] = at + k, new[k], target[k]
+        count += each
+        for i in range(TILE):
+            target[i] = new[i]
+    return changed
 
 
 def row(n: int, rate: float, kind: torch.dtype, rounds: int) -> tuple[float, float]:
@@ -64,10 +88,20 @@ def row(n: int, rate: float, kind: torch.dtype, rounds: int) -> tuple[float, flo
         weights.copy_(new)
         return positions
 
-    limit, fused, passes = interleaved(rounds, lambda: read_both(*streams), ours, by_torch)
+    each = round(changed * TILE)
+    lists = [np.empty(each * (n // TILE), kind) for kind in (np.int64, np.uint16, np.uint16)]
+    served = weights.view(torch.int16).numpy().view(np.uint16)
+
+    def blind() -> Any:
+        masters.reverse()
+        return same_traffic(masters[0].numpy().view(np.uint32), served, each, *lists)
+
+    tasks = [lambda: read_both(*streams), ours, by_torch, *([blind] if kind == torch.bfloat16 else [])]
+    limit, fused, passes, *floor = interleaved(rounds, *tasks)
     rate_of = [f"{6 * n / seconds / 1e9:9.1f}" for seconds in (limit, fused, passes)]
     name = str(kind).removeprefix("torch.")
-    print(f"{name:>9} {100 * changed:9.2f} {' '.join(rate_of)} {fused / limit:9.2f} {passes / limit:9.1f}", flush=True)
+    times = f"{fused / limit:9.2f} {passes / limit:9.1f} {floor[0] / limit if floor else float('nan'):13.2f}"
+    print(f"{name:>9} {100 * changed:9.2f} {' '.join(rate_of)} {times}", flush=True)
     return changed, fused / limit
 
 
@@ -113,7 +147,7 @@ def main() -> int:
     torch.set_num_threads(1)
     n, rounds = 32 << 20, 5 if quick else 11
     print(f"{n >> 20}M elements, one thread, best of {rounds}; GB/s of masters and weights")
-    print("       to changed %     limit     fused     torch   x limit   torch x")
+    print("       to changed %     limit     fused     torch   x limit   torch x  same traffic")
     found = [row(n, rate, torch.bfloat16, rounds) for rate in RATES.values()]
     if not quick:
         for rate in RATES.values():
@@ -122,8 +156,8 @@ def main() -> int:
     for level in (0, 1, 2):
         for rate in list(RATES.values())[1 : 2 if quick else 4]:
             staging(n, rate, level, rounds)
-    worst = max(factor for changed, factor in found if changed <= UP_TO)
-    print(f"{'ok' if worst <= BAR else 'MISSED'}: {worst:.2f} times the limit up to {100 * UP_TO:.1f} %, bar {BAR}")
+    worst, changed = max((factor, changed) for changed, factor in found)
+    print(f"{'ok' if worst <= BAR else 'MISSED'}: {worst:.2f} times the limit at {100 * changed:.1f} %, bar {BAR}")
     return int(worst > BAR)
 
 

@@ -29,16 +29,18 @@ def between(low: float, high: float) -> dict[str, Any]:
     return {"expected": f"from {low} to {high}", "accepts": lambda value: low <= value <= high}
 
 
-def or_provided(kind: str) -> dict[str, Any]:
+def or_provided(kind: str, attribute: str = "name") -> dict[str, Any]:
     """Field metadata: beside the choices of its annotation, what a plugin provides.
 
     :param kind: the records, by the name of `SlipstreamPlugins`' method, for example ``drafters``.
+    :param attribute: of the record that the value names.
     """
 
     def provided(value: Any) -> bool:
         from slipstream.core.hooks import plugins  # which imports this package
 
-        return isinstance(value, str) and value in getattr(plugins(), kind)()
+        known = getattr(plugins(), kind)().values()
+        return type(value) in (str, int) and value in [getattr(record, attribute) for record in known]
 
     return {"provided": provided}
 

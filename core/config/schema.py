@@ -24,9 +24,9 @@ class WeightSyncConfig:
     """``delta`` ships what changed since the last acknowledged sync, ``dense`` ships every element over the same
     acknowledged path, ``native`` leaves the framework's own path untouched."""
 
-    level: Literal["auto", 0, 1, 2] = "auto"
-    """Codec level of a delta: 0 is fastest, 2 smallest; ``auto`` chooses one for each link by measured bandwidth and
-    codec speed."""
+    level: Literal["auto", 0, 1, 2] = field(default="auto", metadata=or_provided("codecs", "level"))
+    """Codec level of a delta: 0 is fastest, 2 smallest, further ones are plugins'; ``auto`` chooses one of these three
+    for each link by measured bandwidth and codec speed."""
 
     snapshot: Literal["host", "device"] = "host"
     """Where the trainer keeps the last acknowledged weights."""

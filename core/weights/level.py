@@ -87,6 +87,8 @@ class LevelChooser:
         short one, or from the first at a level, which may include compiling it.
         """
         self._changes = changes
+        if level not in COSTS:  # a plugin's, which `choose` never takes
+            return
         predicted = _codec_seconds(COSTS[level], elements, changes) / self._cores
         if changes and size >= _LEAST_BYTES:
             if level in self._used and predicted >= _LEAST_SECONDS:

@@ -8,9 +8,11 @@ import re
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from fault_world import trained
-from toy_engine import ToyEngine, checkpoint
+from toy_engine import Pair, ToyEngine, checkpoint
 from transport_peers import Trainer
 
 from slipstream.core.config import ConfigError, DrafterConfig, parse_config
@@ -56,6 +58,33 @@ def test_the_listener_hears_stages_and_syncs(installed, capsys):
     hook.slipstream_stage_finished(stage=Stage("rollout", 3))
     hook.slipstream_after_weight_sync(event=WeightSyncFinished("run", 1, 2, 4, 10, 1000, 20, 70, 2000, 0.5, True))
     assert re.fullmatch(r"step 3: rollout took 0\.\d\d s\nversion 2: 20 of 1000 elements\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_engines_hold_what_the_codec_was_given(installed, size: int):
+    installed("A codec")
+    level = parse_config({"weight_sync": {"level": 9}}).weight_sync.level
+    pair = Pair([ToyEngine(rank, size, torch.bfloat16) for rank in range(size)], level=level)
+    weights = checkpoint()
+    pair.sync(weights)
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        weights = {name: w + 1e-2 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+        weights["lm_head"] = weights["embed"]
+        report = pair.sync(weights)
+        assert (report.level, report.seeded_workers) == (9, 0)
+        assert pair.holds(weights)
+
+
+def test_the_codec_refuses_what_it_did_not_write(installed):
+    module = installed("A codec")
+    old = types.SimpleNamespace(at=lambda places: np.zeros(len(places), np.uint16))
+    whole = module.Encoder().encode(old, np.array([3, 70_000]), np.array([1, 2], np.uint16))
+    positions, values = module.decode(whole, old)
+    assert (positions.tolist(), values.tolist()) == ([3, 70_000], [1, 2])
+    for damaged in (whole[:-3], whole[1:], np.zeros(9, np.uint8)):
+        with pytest.raises(ValueError, match="zlib stream"):
+            module.decode(damaged, old)
 
 
 def test_the_transport_carries_syncs_and_counts_them(installed, tmp_path: Path):
@@ -118,7 +147,9 @@ def test_the_command_line_knows_the_framework(installed, tmp_path: Path):
     assert [(step.step, step.sync_seconds) for step in run.steps] == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
-@pytest.mark.parametrize("node", [{"router": {"mode": "narrow"}}, {"drafter": {"mode": "brief"}}])
+@pytest.mark.parametrize(
+    "node", [{"weight_sync": {"level": 9}}, {"router": {"mode": "narrow"}}, {"drafter": {"mode": "brief"}}]
+)
 def test_what_no_plugin_provides_is_refused(node):
     with pytest.raises(ConfigError, match="expected one of"):
         parse_config(node)

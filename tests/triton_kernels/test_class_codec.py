@@ -26,6 +26,7 @@ from slipstream.triton_kernels.class_codec import (
     decode,
     encode,
     reference,
+    scan,
 )
 
 from .samples import SPECIAL
@@ -115,6 +116,27 @@ def test_twins_write_the_same_bytes_and_read_them_back(update):
     assert np.array_equal(rebuilt(old, *found), new)
     assert np.isin(change[0], found[0]).all()
     assert data.size <= old.size * old.itemsize * (1 + 4 / SMALL) + 64
+
+
+@pytest.mark.parametrize("n", [scan.SPAN - 1, scan.SPAN, scan.SPAN + 1, 2 * scan.SPAN + 100])
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "e4m3"])
+def test_blocks_of_several_tiles_are_what_the_specification_says(n, kind):
+    dtype, exponent, _ = KINDS[kind]
+    old = random_bits(n, dtype, n)
+    classes = Classes((0, 20, 50, 90, 100, 200, 254), (0,) * 8)
+    new = some(old, 0.1, lambda bits: bits ^ 1)
+    data = encode(old, *changed(old, new), classes, exponent)
+    assert data.tobytes() == reference.encode(old, *changed(old, new), classes, exponent).tobytes()
+    assert np.array_equal(rebuilt(old, *decode(data, n, old, classes, exponent)), new)
+
+
+@pytest.mark.parametrize("select", [scan.select_by_table, *([scan.select_by_deposit] if scan.DEPOSITS else [])])
+def test_bits_are_selected_by_table_and_by_the_processor(select):
+    rng = np.random.default_rng(0)
+    for density in (0.05, 0.5, 1.0):
+        for bits in rng.random((20, 64)) < density:
+            mask = np.packbits(bits, bitorder="little").view(np.uint64)[0]
+            assert [select(mask, rank) for rank in range(bits.sum())] == np.flatnonzero(bits).tolist()
 
 
 @settings(deadline=None, max_examples=40)

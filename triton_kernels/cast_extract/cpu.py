@@ -31,7 +31,7 @@ HALF = 32
 """Elements that `move_half` takes: one register of AVX-512."""
 FEW = 8
 """Changes of a half group up to which a quarter of the stores will do."""
-CROWDED = TILE // 80
+CROWDED = TILE // 100
 """Changes of a tile from which on compressing every half group is quicker than going from change to change."""
 COMPRESSES = bool(binding.get_host_cpu_features().get("avx512vbmi2"))
 """Whether the processor compresses vectors by a mask in one instruction."""

@@ -364,8 +364,13 @@ def test_what_looks_at_the_whole_answer_stays_where_it_is():
 @pytest.mark.timeout(600)
 def test_a_real_engine_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     """fp32, greedy: tokens, text and logprobs of requests that moved in mid-turn are those of requests that did not."""
-    for name, value in (("OMP_THREADS_BIND", "nobind"), ("KVCACHE_SPACE", "1")):
-        monkeypatch.setenv(f"VLLM_CPU_{name}", value)
+    for name, value in (
+        ("CPU_OMP_THREADS_BIND", "nobind"),
+        ("CPU_KVCACHE_SPACE", "1"),
+        ("NO_USAGE_STATS", "1"),
+        ("WORKER_MULTIPROC_METHOD", "spawn"),
+    ):
+        monkeypatch.setenv(f"VLLM_{name}", value)
     tiny_qwen2.save(tiny_qwen2.build(False, vocab=len(TOKENIZER)), tmp_path, False, torch.float32)
     TOKENIZER.save_pretrained(tmp_path)
     settings = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8, "logprobs_mode": "processed_logprobs"}
@@ -382,7 +387,7 @@ def test_a_real_engine_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             requests = [asyncio.ensure_future(world.actors[0].generate(each, params)) for each in prompts]
             progress: list[int] = []
             while len(progress) < len(prompts) or min(progress) < 20:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
                 progress = list(world.actors[0]._meter.progress().values())
             await world.router.remove_servers.remote(["engine 1"])
             moved = await asyncio.gather(*requests)

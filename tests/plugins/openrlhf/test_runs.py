@@ -77,9 +77,10 @@ def test_zero_3_shards_reach_two_engines_while_they_generate(run):
     assert all(sync["audited_tensors"] > 0 and sync["workers"] == 2 for sync in ours.syncs)
     assert [sync["seeded_workers"] for sync in ours.syncs] == [2] + [0] * (STEPS - 1)
     assert ours.steps[-1]["slipstream/weight_sync/version"] == STEPS
-    answers = [_answers(step) for step in ours.steps]
-    assert sum(map(sum, answers)) == sum(map(len, ours.samples)), "all went where the router said, through every pause"
-    assert all(max(each) < sum(each) for each in answers if sum(each))
+    answers = [sum(engine) for engine in zip(*map(_answers, ours.steps), strict=True)]
+    moved = sum(step.get("slipstream/router/migrations", 0) for step in ours.steps)
+    assert min(answers) > 0
+    assert sum(answers) - moved == sum(map(len, ours.samples)), "all went where the router said, through every pause"
 
 
 def _answers(step: dict[str, float]) -> list[float]:
@@ -91,15 +92,16 @@ def test_every_turn_goes_to_a_free_engine_and_changes_no_sample(run):
     """fp32, same seeds: an agent of two turns; an odd number of prompts, of which OpenRLHF binds two to one engine."""
     agent = ("--train.agent_func_path", str(HERE / "agent.py"), "--data.max_len", "96", "--vllm.enable_prefix_caching")
     shape = {"engines": 2, "prompts_per_step": 3, "samples_per_prompt": 4, "steps": 2}
-    logprobs = ("--algo.advantage.is_correction_level", "token")
-    bound = run("bound", *agent, *logprobs, **shape)
+    bound = run("bound", *agent, **shape)
     # A seeded request that was moved in mid-turn would go on with other random numbers.
-    routed = run("routed", *agent, *logprobs, *ROUTER, "--slipstream.router.move_seconds", "0", **shape)
+    routed = run("routed", *agent, *ROUTER, "--slipstream.router.move_seconds", "0", **shape)
     assert routed.samples == bound.samples
     for samples in bound.samples:
         assert [sample["prompt"] for sample in samples[::4]] == [sample["prompt"] for sample in samples[3::4]]
     assert not undescribed(routed.steps[-1])
-    assert [_answers(step) for step in routed.steps] == [[12, 12]] * 2, "6 samples of 2 turns each; 8 and 4 when bound"
+    for answers in map(_answers, routed.steps):
+        assert sum(answers) == 12 * 2
+        assert max(answers) < 8 * 2, "the turns of two prompts, as OpenRLHF binds them"
 
 
 def test_drafts_change_no_sample(run):
