@@ -199,12 +199,11 @@ class Drafting:
                 prompt = np.asarray(request.origin_input_ids_unpadded, np.int64)
                 group = (getattr(request.sampling_params, "custom_params", None) or {}).get(GROUP)
                 self.drafter.start(request.rid, prompt, None if group is None else str(group))
-            written = [*known.unread(), *more]
-            known.read += len(written)
-            emitted.append(written)
+            emitted.append(known.written(more))
             text = more or request.output_ids or request.origin_input_ids_unpadded
             last.append(int(text[-1]))
-            room.append(max(0, min(self._width, request.sampling_params.max_new_tokens - known.read) - 1))
+            left = 0 if known.ended else request.sampling_params.max_new_tokens - known.read
+            room.append(max(0, min(self._width, left) - 1))
         if self._step is not None:
             began, rows, drafted = self._step
             if rows == len(requests):
@@ -246,21 +245,47 @@ class Drafting:
         assert self.drafter is not None, "asked only where it drafts"
         for rid in [rid for rid, known in self._requests.items() if known.request.finished()]:
             known = self._requests.pop(rid)
-            self.drafter.observe([rid], [known.unread()])
+            self.drafter.observe([rid], [known.written()])
             self.drafter.finish(rid)
 
 
 class _Request:
     """A request that runs, and how much of what it wrote the drafter has read."""
 
-    __slots__ = ("read", "request")
+    __slots__ = ("ended", "read", "request", "stops")
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.read = 0
+        self.stops = stop_tokens(request)
+        self.ended = False
+        """Whether the token was written that ends it: SGLang says so a step later, and cuts off what follows."""
 
-    def unread(self) -> list[int]:
-        return list(self.request.output_ids[self.read :])
+    def written(self, more: Sequence[int] = ()) -> list[int]:
+        """What it has written since the last call; `more` are tokens that SGLang has not added to its text yet."""
+        if self.ended:
+            return []
+        new = [*self.request.output_ids[self.read : self.request.finished_len], *more]
+        for place, token in enumerate(new):
+            if token in self.stops:
+                self.ended = True
+                del new[place + 1 :]
+                break
+        self.read += len(new)
+        return new
+
+
+def stop_tokens(request: Any) -> frozenset[int]:
+    """The tokens of which each ends `request`, SGLang's; see `Req._check_token_based_finish`."""
+    if request.sampling_params.ignore_eos:
+        return frozenset()
+    found = {*(request.sampling_params.stop_token_ids or ()), *(request.eos_token_ids or ())}
+    if request.tokenizer is not None:
+        found |= {
+            request.tokenizer.eos_token_id,
+            *(getattr(request.tokenizer, "additional_stop_token_ids", None) or ()),
+        }
+    return frozenset(found - {None})
 
 
 class _NoCorpus:

@@ -347,6 +347,14 @@ class TestDraftingFp32OnTwoWorkers(SglangSuite):
         assert counters["row_steps"] - steps < 30, "copied from what the other one wrote"
         assert 0 < counters["accepted"] <= counters["verified"]
         assert counters["drafting_seconds"] > 0
+
+        tokens = expected["output_ids"]
+        end = next(i for i in range(8, 60) if tokens[i] not in tokens[:i])
+        stopped = {**params, "stop_token_ids": [tokens[end]], "ignore_eos": False}
+        (output,) = engine.engine.generate(input_ids=[prompt], sampling_params=stopped)
+        assert output["output_ids"] == tokens[: end + 1]
+        emitted = run(engine.engine, control.tell_drafter(manager))["emitted"] - counters["emitted"]
+        assert emitted == end + 1, "drafts that are accepted past the end are not text"
         with pytest.raises(EngineFailedError, match="does not draft with slipstream"):
             run(engine.second, control.tell_drafter(engine.second.tokenizer_manager))
 
