@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from slipstream.triton_kernels import as_bits
+
+
+class LiveStorage(NamedTuple):
+    """Memory that an engine serves from."""
+
+    bytes: int
+    views: tuple[tuple[str, torch.dtype, int, tuple[int, ...], tuple[int, ...]], ...]
+    """Name, dtype, offset, shape and strides of each parameter and buffer in it."""
+
+
+def storages_under(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[int, LiveStorage]:
+    """The storages of named tensors, by data pointer; see `Engine.live_storages`."""
+    sizes: dict[int, int] = {}
+    views: dict[int, list[Any]] = {}
+    for name, tensor in tensors:
+        storage = tensor.untyped_storage()
+        pointer = storage.data_ptr()
+        sizes[pointer] = storage.nbytes()
+        place = name, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        views.setdefault(pointer, []).append(place)
+    return {pointer: LiveStorage(size, tuple(views[pointer])) for pointer, size in sizes.items()}
 
 
 class Engine(Protocol):
@@ -28,8 +49,8 @@ class Engine(Protocol):
         """Where a load through `load_weights` and `finish_loading` keeps what it makes of the weights: the attributes,
         parameters and buffers of the layers that transform. An undo puts their entries back, and what tensors held."""
 
-    def live_storages(self) -> dict[int, int]:
-        """Data pointer to size in bytes of every storage under the model's current parameters and buffers."""
+    def live_storages(self) -> dict[int, LiveStorage]:
+        """Every storage under the model's current parameters and buffers, by data pointer."""
 
     def transformed(self) -> list[torch.Tensor]:
         """Parameters whose memory is no longer in checkpoint form; they take the loader path."""
@@ -56,10 +77,9 @@ class ModuleEngine:
         """The model's own loader."""
         return self.model.load_weights(weights)
 
-    def live_storages(self) -> dict[int, int]:
-        """Data pointer to bytes of every storage under the model's parameters and buffers."""
-        storages = (tensor.untyped_storage() for _, tensor in self.tensors())
-        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    def live_storages(self) -> dict[int, LiveStorage]:
+        """Every storage under the model's parameters and buffers, by data pointer."""
+        return storages_under(self.tensors())
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the raw bytes of every parameter and buffer, in row-major order."""
@@ -133,10 +153,9 @@ class TensorEngine:
         """Nothing."""
         return []
 
-    def live_storages(self) -> dict[int, int]:
-        """Data pointer to bytes."""
-        storages = (tensor.untyped_storage() for tensor in self.tensors.values())
-        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    def live_storages(self) -> dict[int, LiveStorage]:
+        """Every storage under its tensors, by data pointer."""
+        return storages_under(self.tensors.items())
 
     def transformed(self) -> list[torch.Tensor]:
         """None."""

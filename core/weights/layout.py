@@ -7,12 +7,14 @@ in place whatever the fusion, sharding or padding. It is recorded, not written b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 import torch
 
+from slipstream.core.weights.engine import LiveStorage
 from slipstream.core.weights.tensors import TensorSpec, digest
 from slipstream.triton_kernels import Box
 
@@ -72,6 +74,8 @@ class LayoutMap:
     fills: list[Fill] = field(default_factory=list)
     opaque: list[torch.Tensor] = field(default_factory=list)
     """Engine tensors that `loader` tensors write; saved whole before such a load, for the undo."""
+    live: dict[int, LiveStorage] = field(default_factory=dict)
+    """Of `storages` those that the engine served from at the recording, by data pointer."""
     served: dict[int, int] = field(default_factory=dict)
     """Of the storages under `fills` and `opaque` those that the engine served from: data pointer to bytes."""
 
@@ -80,14 +84,15 @@ class LayoutMap:
         """Equal for two workers exactly when they hold the same elements in the same form."""
         return digest(self.tensors)
 
-    def is_current(self, live: dict[int, int]) -> bool:
-        """Whether every storage that an update writes is still the engine's.
+    def is_current(self, live: Mapping[int, LiveStorage]) -> bool:
+        """Whether every storage that an update writes is still the engine's, and its parameters are where they were.
 
-        `live` maps storage data pointers to their size in bytes, from the engine's current parameters and buffers. An
-        engine that replaced a parameter after the recording would otherwise be patched in memory it no longer reads.
+        `live` are the engine's, as of now. An engine that replaced, moved or swapped parameters after the recording
+        would otherwise be patched in memory that it no longer reads, or reads as something else.
         """
-        mapped = {s.data_ptr(): s.numel() * s.element_size() for s in self.storages}
-        return all(live.get(pointer) == size for pointer, size in (mapped | self.served).items())
+        return all(live.get(pointer) == storage for pointer, storage in self.live.items()) and all(
+            pointer in live and live[pointer].bytes == size for pointer, size in self.served.items()
+        )
 
 
 def source_box(box: Box) -> Box:

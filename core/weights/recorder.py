@@ -9,12 +9,13 @@ data. Idea: WeightBridge (arXiv 2609.25442); vLLM #53751 discusses the copies-as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.core.weights.engine import LiveStorage
 from slipstream.core.weights.layout import Fill, LayoutMap, Piece, TensorLayout, flat_bits
 from slipstream.core.weights.plan.intersect import intersect_normal
 from slipstream.core.weights.tensors import DTYPES, TensorSpec, dtype_name
@@ -38,7 +39,7 @@ def record_layout(
     load_weights: LoadWeights,
     specs: Iterable[TensorSpec],
     transformed: Iterable[torch.Tensor] = (),
-    live: Collection[int] | None = None,
+    live: Mapping[int, LiveStorage] | None = None,
 ) -> LayoutMap:
     """Run `load_weights` on probes of `specs` and return the layout it implies.
 
@@ -47,8 +48,8 @@ def record_layout(
         specs: the checkpoint tensors as the trainer will send them.
         transformed: engine tensors whose memory is no longer in checkpoint form (repacked or quantised after loading);
             everything that writes to one of them takes the loader path.
-        live: data pointers of the storages the engine serves from. A tensor that the loader writes elsewhere (a buffer
-            it assembles first) takes the loader path. None trusts every target.
+        live: the storages that the engine serves from, by data pointer. A tensor that the loader writes elsewhere (a
+            buffer it assembles first) takes the loader path. None trusts every target.
 
     Raises:
         Exception: whatever the engine's loader raises for names or shapes it does not accept.
@@ -67,7 +68,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     """Notes every write of the loader and executes none."""
 
     def __init__(
-        self, probes: dict[str, torch.Tensor], transformed: Iterable[torch.Tensor], live: Collection[int] | None
+        self,
+        probes: dict[str, torch.Tensor],
+        transformed: Iterable[torch.Tensor],
+        live: Mapping[int, LiveStorage] | None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._probes = probes
@@ -225,7 +229,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         opaque = _unique(self.opaque)
         beside = [t.untyped_storage() for t in (*opaque, *(fill.view for fill in self.fills))]
         served = {s.data_ptr(): s.nbytes() for s in beside if self._live is not None and s.data_ptr() in self._live}
-        return LayoutMap(specs, tuple(tensors), storages, self.fills, opaque, served)
+        pointers = {storage.data_ptr() for storage in storages}
+        held = {pointer: storage for pointer, storage in (self._live or {}).items() if pointer in pointers}
+        return LayoutMap(specs, tuple(tensors), storages, self.fills, opaque, held, served)
 
 
 def _box(source: torch.Tensor, target: torch.Tensor) -> Box:

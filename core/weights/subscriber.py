@@ -101,7 +101,7 @@ class Subscriber:
             Exception: the engine's own error, after the weights were restored and the publishers told.
         """
         if self._layout is not None and not self._layout.is_current(self._engine.live_storages()):
-            self.invalidate("the engine replaced its parameters")
+            self.invalidate("the engine replaced or moved its parameters")
             self._layout = self._table = None
         feeds = [Feed(channel) for channel in channels]
         try:
@@ -164,7 +164,7 @@ class Subscriber:
         self.invalidate("new checkpoint table")
         self._units.clear()
         self._layout = layout = record_layout(
-            self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages().keys()
+            self._engine.load_weights, specs, self._engine.transformed(), self._engine.live_storages()
         )
         by_loader = [t for t in layout.tensors if t.kind == "loader"]
         if by_loader:

@@ -42,8 +42,7 @@ class ChainReader:
         self._layout: LayoutMap | None = None
         self._units: tuple[WireUnit, ...] = ()
         self._whole: list[bool] = []  # by unit: this worker holds all of it
-        self._copies: list[torch.Tensor] = []  # flat bits of tensors that are kept beside the engine
-        self._for_loader: dict[int, torch.Tensor] = {}  # tensor -> the one of them that the engine's loader gets
+        self._for_loader: dict[int, torch.Tensor] = {}  # tensor -> flat bits kept beside the engine, for its loader
         self._fingerprints: list[int] = []
 
     @property
@@ -73,7 +72,11 @@ class ChainReader:
         head = self._store.head()
         if head is None:
             return None
-        if self._layout is None or head.table != self._table or not self._layout.is_current(self._live()):
+        if (
+            self._layout is None
+            or head.table != self._table
+            or not self._layout.is_current(self._engine.live_storages())
+        ):
             self._prepare(head.table)
         held = self._held[1] if self._held is not None and self._held[0] == head.run else None
         for step in head.path(held):
@@ -85,9 +88,8 @@ class ChainReader:
         self._held, self._table = None, None
         table = self._store.table(name)
         layout = record_layout(
-            self._engine.load_weights, table.specs, self._engine.transformed(), self._engine.live_storages().keys()
+            self._engine.load_weights, table.specs, self._engine.transformed(), self._engine.live_storages()
         )
-        self._copies.clear()
         self._for_loader.clear()
         pieces = [self._pieces(index, table, layout) for index in range(len(table.specs))]
         self._units = tuple(_mapped(unit, pieces) for unit in table.units)
@@ -108,15 +110,10 @@ class ChainReader:
             return ()
         # The engine's loader transforms it, or nobody takes it but its changes are coded against its old values.
         copy = as_bits(torch.empty(spec.numel, dtype=spec.torch_dtype, device=self._engine.device))
-        self._copies.append(copy)
         layout.storages.append(copy)
         if held.kind != "unused":
             self._for_loader[tensor] = copy
         return (Piece.of(len(layout.storages) - 1, Box.identity(spec.numel)),)
-
-    def _live(self) -> dict[int, int]:
-        copies = {copy.data_ptr(): copy.numel() * copy.element_size() for copy in self._copies}
-        return {**self._engine.live_storages(), **copies}
 
     def _apply(self, run: int, step: Step) -> None:
         layout = self._layout

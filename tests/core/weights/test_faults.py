@@ -12,6 +12,7 @@ from slipstream.core.weights import (
     InProcessHub,
     SyncError,
     SyncTimeoutError,
+    TensorEngine,
 )
 from slipstream.core.weights.messages import Abort, Hello, Table, decode, encode
 
@@ -170,6 +171,24 @@ def test_a_parameter_that_the_engine_replaced_is_noticed():
     report = pair.sync(changed(weights))
     assert report.seeded_workers == 1
     assert pair.holds(changed(weights))
+
+
+@pytest.mark.parametrize("memory", ["of their own", "in common"])
+def test_parameters_that_changed_places_are_noticed(memory):
+    """All memory is still the engine's, and every fingerprint would agree."""
+    base = torch.zeros(2, 8)
+    own = [torch.zeros(8), torch.zeros(8)] if memory == "of their own" else [base[0], base[1]]
+    engine = TensorEngine({"a": own[0], "b": own[1]})
+    engine.rank = 0
+    pair = Pair([engine])
+    weights = {"a": torch.arange(8.0), "b": -torch.arange(8.0)}
+    pair.sync(weights)
+    held = engine.tensors
+    held["a"], held["b"] = held["b"], held["a"]
+    moved = {name: weight + 1 for name, weight in weights.items()}
+    assert pair.sync(moved).seeded_workers == 1
+    assert all(torch.equal(held[name], moved[name]) for name in moved)
+    assert pair.sync(weights).seeded_workers == 0
 
 
 def test_a_new_trainer_seeds_engines_that_hold_another_run():
