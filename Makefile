@@ -47,7 +47,7 @@ demo-openrlhf: env-openrlhf ## the same with OpenRLHF in the place of verl (ARGS
 test: env-openrlhf env-sglang ## run all tests: unit tests, then real engines, then real training runs (PYTEST_ARGS=... to narrow)
 	@cmp -s env/s3.lock .venv/s3/lock || { rm -rf .venv/s3; $(BIN)/python -m pip install --quiet --no-deps --no-input \
 		--disable-pip-version-check --target .venv/s3 -r env/s3.lock && cp env/s3.lock .venv/s3/lock; }
-	@$(BIN)/pytest --durations=15 --session-timeout=4500 $(PYTEST_ARGS)
+	@$(BIN)/pytest --durations=15 --session-timeout=4700 $(PYTEST_ARGS)
 
 bench-sync: env ## weight sync beside its peers: bytes, speed, memory (ARGS="--quick --data DIR"; fails when a bar is missed)
 	@$(BIN)/python benchmarks/sync/run.py $(ARGS)
