@@ -125,6 +125,7 @@ def test_same_samples_less_prefill_and_none_is_lost_with_a_replica(train):
     assert all(each["output"] > 0 for each in moved)
     assert {len(each["request"]) for each in ours.requests} == {32}
     error = ours.command.folder.joinpath("error.txt").read_text()
-    assert "EngineFailedError" in error, "what ended the run"
+    # Each replica's own rank hears that its engine is gone, the other one that nobody answers; verl shows rank 0's.
+    assert "EngineFailedError" in error or "SyncTimeoutError: no engine worker answered" in error, "what ended the run"
     log = ours.command.folder.joinpath("log.txt").read_text()
     assert "failed, its requests go to the others" in log
